@@ -43,6 +43,12 @@ def bottom_right(q_len: int, k_len: int, causal: bool = True) -> Tensor:
     return torch.arange(k_len)[None, :] <= position
 
 
+def last_keys(q_len: int, k_len: int, window: int) -> Tensor:
+    """visible [q_len, k_len]: the last `window` keys up to a query."""
+    position = torch.arange(q_len)[:, None] + k_len - q_len
+    return bottom_right(q_len, k_len) & (torch.arange(k_len)[None, :] > position - window)
+
+
 def ragged(
     q: Tensor,
     k: Tensor,
@@ -52,6 +58,7 @@ def ragged(
     scale: float,
     causal: bool = True,
     sink: Tensor | None = None,
+    window: int = 0,
 ) -> Expected:
     """A batch laid end to end; k and v already have one row per head."""
     starts = zip(_starts(q_lens), _starts(k_lens), q_lens, k_lens, strict=True)
@@ -61,7 +68,7 @@ def ragged(
             k[k_at : k_at + n],
             v[k_at : k_at + n],
             scale,
-            bottom_right(m, n, causal),
+            last_keys(m, n, window) if window else bottom_right(m, n, causal),
             sink,
         )
         for q_at, k_at, m, n in starts

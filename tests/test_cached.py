@@ -322,6 +322,17 @@ def test_what_must_be_copied_is_never_kept(noted: Noted) -> None:
             assert goes_the_long_way(noted, again)
 
 
+def test_an_output_that_is_made_has_the_type_of_queries(noted: Noted) -> None:
+    """Whatever type the call before it was given."""
+    call = dense(backend="portable")
+    wide = torch.empty(100, 16, 128)
+    narrow = wide.bfloat16()
+    for out, dtype in ((wide, torch.float32), (None, torch.bfloat16), (narrow, torch.bfloat16)):
+        assert goes_the_long_way(noted, lambda out=out: call(out=out)) == (out is not narrow)
+        assert call(out=out).dtype == dtype
+        assert not goes_the_long_way(noted, lambda out=out: call(out=out))
+
+
 def test_the_operator_itself_is_cached(noted: Noted, monkeypatch: pytest.MonkeyPatch) -> None:
     """As torch.compile calls it."""
     call = dense(return_lse=True)

@@ -15,10 +15,12 @@ from openmla.cache import LatentCache, plain_memory, refuse_derivatives, refuse_
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.operands import AttendOperands, Operands, Results, SparseOperands, extent
 from openmla.problem import MAX_HEADS
+from openmla.sequences import first_key_of, paged_spans
 from openmla.sources import Listed, Source, Span
 
 # Kernels multiply by the scale in float32: a larger number would be infinite there.
 LARGEST_SCALE = torch.finfo(torch.float32).max
+LARGEST_WINDOW = torch.iinfo(torch.int32).max
 Q_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn)
 # With FP8 queries, rope and V may stay in a wider type (rope is then stored divided by the scales).
 WIDE_BESIDE_FP8 = (torch.float8_e4m3fn, torch.bfloat16, torch.float16)
@@ -131,6 +133,22 @@ def flag(name: str, value: object) -> bool:
     return value
 
 
+def window(value: object, causal: bool) -> int:
+    """How many keys a query sees at most, 0 for no window, which is None to a caller.
+
+    The last `window` keys up to a query are defined where "up to" is: without causal there is no
+    last one, and what other libraries call a window there differs.
+    """
+    if value is None:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST_WINDOW:
+        expected = f"None, or 1 to {LARGEST_WINDOW} keys"
+        raise InvalidArgument("window", expected, describe(value))
+    if not causal:
+        raise InvalidArgument("window", "None, or causal=True beside it", f"{value}, not causal")
+    return value
+
+
 def backend(value: object, known: Sequence[str]) -> str:
     """One of the known backends."""
     if not isinstance(value, str) or value not in known:
@@ -161,11 +179,12 @@ def sink(value: object, heads: int, device: torch.device, name: str = "sink") ->
 
 
 def output(value: object, q: Tensor, d_v: int) -> Tensor | None:
-    """`out=`: [total_q, heads, d_v] in the output dtype, rows contiguous."""
+    """`out=`: [total_q, heads, d_v] in the output dtype or in fp32, rows contiguous."""
     if value is None:
         return None
     shape = (q.shape[0], q.shape[1], d_v)
-    checked = tensor("out", value, shape, (out_dtype(q.dtype),), q.device)
+    dtypes = tuple(dict.fromkeys((out_dtype(q.dtype), torch.float32)))
+    checked = tensor("out", value, shape, dtypes, q.device)
     last_dim_contiguous("out", checked)
     plain_memory("out", checked)
     return checked
@@ -211,9 +230,13 @@ def no_tangents(**tensors: Tensor | None) -> None:
 
 
 def keys_and_values(q: Tensor, k_nope: object, v: object) -> tuple[Tensor, Tensor]:
-    """k_nope [total_k, H, d_nope] in q's dtype; v [total_k, H, d_v]."""
-    heads = q.shape[1]
-    k = tensor("k_nope", k_nope, ("total_k", heads, "d_nope"), (q.dtype,), q.device)
+    """k_nope [total_k, heads, d_nope] in q's dtype; v [total_k, heads, d_v]. Both have as many
+    heads as q, or a divisor of that."""
+    k = tensor("k_nope", k_nope, ("total_k", "heads", "d_nope"), (q.dtype,), q.device)
+    heads = k.shape[1]
+    if heads == 0 or q.shape[1] % heads:
+        expected = f"{q.shape[1]} heads, as q has, or a number that divides it, in dimension 1"
+        raise InvalidArgument("k_nope", expected, heads)
     v_dtypes = WIDE_BESIDE_FP8 if q.dtype == torch.float8_e4m3fn else (q.dtype,)
     values = tensor("v", v, (k.shape[0], heads, "d_v"), v_dtypes, q.device)
     for name, value in (("k_nope", k), ("v", values)):
@@ -228,7 +251,8 @@ def keys_and_values(q: Tensor, k_nope: object, v: object) -> tuple[Tensor, Tenso
 
 
 def rope_tensor(value: object, q: Tensor, k_nope: Tensor) -> Tensor | None:
-    """k_rope as [total_k, d_rope] (shared) or [total_k, H, d_rope]; None when there is no rope."""
+    """k_rope as [total_k, d_rope] (shared) or [total_k, heads of k_nope, d_rope]; None when there
+    is no rope."""
     total_k, heads, d_nope = k_nope.shape
     d_rope = q.shape[2] - d_nope
     if value is None:
@@ -238,7 +262,7 @@ def rope_tensor(value: object, q: Tensor, k_nope: Tensor) -> Tensor | None:
         return None
     dtypes = WIDE_BESIDE_FP8 if q.dtype == torch.float8_e4m3fn else (q.dtype,)
     if isinstance(value, Tensor) and value.dim() == 3:
-        if value.shape[1] == 1 and heads != 1:
+        if value.shape[1] == 1 != q.shape[1]:
             value = value[:, 0]
         else:
             checked = tensor("k_rope", value, (total_k, heads, d_rope), dtypes, q.device)
@@ -406,18 +430,27 @@ def shared_values(k_start: Tensor, cu_seqlens_k: Tensor, total: int) -> None:
             raise InvalidArgument("k_start", expected, first)
 
 
-def paged_values(cache: LatentCache, block_table: Tensor, cache_lengths: Tensor) -> None:
-    """CPU only: every key of every sequence must have a page inside the pool."""
+def first_keys(cu_seqlens_q: Tensor, cache_lengths: Tensor, window: int) -> list[int]:
+    """CPU only: the first key of every sequence that any of its queries sees."""
+    return [first_key_of(span, window) for span in paged_spans(cu_seqlens_q, cache_lengths)]
+
+
+def paged_values(
+    cache: LatentCache, block_table: Tensor, cache_lengths: Tensor, first_keys: Sequence[int]
+) -> None:
+    """CPU only: every key of every sequence, from the first that is seen on, must have a page
+    inside the pool."""
     page_size, max_pages = cache.page_size, block_table.shape[1]
-    for b, length in enumerate(cache_lengths.tolist()):
+    for b, (length, first) in enumerate(zip(cache_lengths.tolist(), first_keys, strict=True)):
         if not 0 <= length <= max_pages * page_size:
             limit = f"{max_pages} pages x {page_size} rows = {max_pages * page_size}"
             raise InvalidArgument("cache_lengths", f"0 to {limit}", f"{length} for sequence {b}")
-        used = block_table[b, : -(-length // page_size)]
+        before = first // page_size
+        used = block_table[b, before : -(-length // page_size)]
         wrong = (used < 0) | (used >= cache.num_pages)
         if bool(wrong.any()):
             p = int(wrong.nonzero()[0])
-            got = f"page {int(used[p])} for sequence {b}, entry {p}"
+            got = f"page {int(used[p])} for sequence {b}, entry {before + p}"
             raise InvalidArgument("block_table", f"pages 0 to {cache.num_pages - 1}", got)
 
 

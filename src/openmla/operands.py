@@ -89,7 +89,10 @@ class _OfQueries:
 
 @dataclass(frozen=True, eq=False)
 class DenseOperands(_OfQueries):
-    """MHA form: per-head keys and values, ragged; rope from a tensor or from a cache."""
+    """MHA form: per-head keys and values, ragged; rope from a tensor or from a cache.
+
+    K and V may have fewer heads than q: query head h then reads head h // group of theirs.
+    """
 
     q: Tensor
     k_nope: Tensor
@@ -105,6 +108,8 @@ class DenseOperands(_OfQueries):
     """Where the keys of each sequence begin; cu_seqlens_k then says only how many there are."""
     key_mask: Tensor | None = None
     """int32 [total_q, words]: bit s % 32 of word s // 32 lets a query see key s of its sequence."""
+    window: int = 0
+    """Keys that a query sees at most, the nearest ones up to its own position; 0: all."""
 
     def problem(self, results: Results) -> Problem:
         """This call without its tensors."""
@@ -118,12 +123,14 @@ class DenseOperands(_OfQueries):
             d_nope=d_nope,
             d_rope=self.q.shape[2] - d_nope,
             d_v=self.v.shape[2],
+            group=self.group,
             kv_dtype=DTYPE_NAMES[self.k_nope.dtype],
             v_dtype=DTYPE_NAMES[self.v.dtype],
             rope=self._rope_source(),
             rope_dtype=DTYPE_NAMES[rope.dtype] if cache is None else cache.format,
             page_size=0 if cache is None else cache.page_size,
             causal=self.causal,
+            window=self.window,
             has_k_start=self.k_start is not None,
             has_key_mask=self.key_mask is not None,
             batch=self.cu_seqlens_q.shape[0] - 1,
@@ -132,6 +139,20 @@ class DenseOperands(_OfQueries):
             aligned_16=aligned_16(*copied),
             **_common(self.q, self.weights, results),
         )
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a head of K and V."""
+        return self.q.shape[1] // self.k_nope.shape[1]
+
+    def of_heads(self, rows: Tensor, heads: slice | None = None) -> Tensor:
+        """Rows [n, heads of K, d] as query heads see them, [n, heads, d]: some of them, or all."""
+        heads = slice(0, self.q.shape[1]) if heads is None else heads
+        if self.group == 1:
+            return rows[:, heads]
+        first, last = heads.start // self.group, -(-heads.stop // self.group)
+        each = rows[:, first:last, None].expand(-1, -1, self.group, -1).flatten(1, 2)
+        return each[:, heads.start - first * self.group :][:, : heads.stop - heads.start]
 
     @property
     def has_keys(self) -> bool:
@@ -164,6 +185,8 @@ class LatentOperands(_OfQueries):
     weights: Weights
     invariant: bool = False
     """A row's bits depend on the row and the keys it sees alone."""
+    window: int = 0
+    """Keys that a query sees at most, the nearest ones up to its own position; 0: all."""
 
     def of_tokens(self, tokens: slice) -> "LatentOperands":
         """Tokens first … last - 1 of all requests as a call of their own, without waiting for the
@@ -195,6 +218,7 @@ class LatentOperands(_OfQueries):
             invariant=self.invariant,
             page_size=self.cache.page_size,
             causal=self.causal,
+            window=self.window,
             batch=self.cu_seqlens_q.shape[0] - 1,
             total_k=self.cache.rows,
             table_keys=self.block_table.shape[1] * self.cache.page_size,
@@ -328,6 +352,7 @@ def _common(q: Tensor, weights: Weights, results: Results) -> dict[str, Any]:
         "heads": q.shape[1],
         "q_dtype": DTYPE_NAMES[q.dtype],
         "total_q": q.shape[0],
+        "fp32_out": results.out.dtype == torch.float32 != q.dtype,
         "wants_lse": results.lse is not None,
         **given,
     }

@@ -67,6 +67,7 @@ def _dense(
     key_mask: Tensor | None,
     scale: float,
     causal: bool,
+    window: int,
     backend: str,
     out: Tensor,
     lse: Tensor | None,
@@ -84,7 +85,8 @@ def _dense(
         if key_mask is not None:
             checks.mask_values(key_mask.shape[1], cu_seqlens_k)
         if cache is not None and block_table is not None and cache_lengths is not None:
-            checks.paged_values(cache, block_table, cache_lengths)
+            first_keys = checks.first_keys(cu_seqlens_q, cache_lengths, window)
+            checks.paged_values(cache, block_table, cache_lengths, first_keys)
             checks.equal_lengths(cache_lengths, cu_seqlens_k)
     weights = Weights(scale, sink, q_scale, k_scale)
     operands = DenseOperands(
@@ -100,6 +102,7 @@ def _dense(
         block_table,
         k_start,
         key_mask,
+        window,
     )
     return operands, Results(out, lse), backend
 
@@ -118,6 +121,7 @@ def _latent(
     k_scale: Tensor | None,
     scale: float,
     causal: bool,
+    window: int,
     invariant: bool,
     d_v: int,
     backend: str,
@@ -128,11 +132,11 @@ def _latent(
     cache = LatentCache(cache_data, cache_scales, cache_latent, d_rope, cache_format)
     if q.device.type == "cpu":
         checks.ragged_values("cu_seqlens_q", cu_seqlens_q, q.shape[0], "q")
-        checks.paged_values(cache, block_table, cache_lengths)
+        first_keys = checks.first_keys(cu_seqlens_q, cache_lengths, window)
+        checks.paged_values(cache, block_table, cache_lengths, first_keys)
     weights = Weights(scale, sink, q_scale, k_scale)
-    operands = LatentOperands(
-        q, cache, block_table, cache_lengths, cu_seqlens_q, causal, d_v, weights, invariant
-    )
+    flags = causal, d_v, weights, invariant, window
+    operands = LatentOperands(q, cache, block_table, cache_lengths, cu_seqlens_q, *flags)
     return operands, Results(out, lse), backend
 
 

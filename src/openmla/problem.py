@@ -90,6 +90,11 @@ class Problem:
     page_size: int = 0
     """Rows per page of the cache; 0 when nothing is paged."""
     causal: bool = True
+    window: int = 0
+    """Keys that a causal query sees at most: those up to its own position that are nearest to it;
+    0: all of them. Dense and latent form."""
+    group: int = 1
+    """Query heads that share a head of K and V, one after another; dense form only."""
     has_k_start: bool = False
     """Sequences name the row their keys begin at, so that they may share keys. Dense form only."""
     span: bool = False
@@ -103,6 +108,8 @@ class Problem:
     invariant: bool = False
     """A row's bits depend on the row and the keys it sees alone, not on how many other queries its
     request has. Latent form only."""
+    fp32_out: bool = False
+    """The output is fp32 beside queries of another type, so that sums of parts lose nothing."""
     has_sink: bool = False
     has_q_scale: bool = False
     has_k_scale: bool = False
@@ -137,11 +144,19 @@ class Problem:
             _check_flag(name, getattr(self, name))
         if not 1 <= self.heads <= MAX_HEADS:
             raise InvalidArgument("heads", f"1 to {MAX_HEADS}", self.heads)
+        if self.group < 1 or self.heads % self.group:
+            raise InvalidArgument("group", f"a divisor of {self.heads} heads", self.group)
+        if self.group > 1 and self.form != "dense":
+            raise InvalidArgument("group", "1 unless the form is dense", self.group)
         for name in ("d_nope", "d_v"):
             if getattr(self, name) <= 0:
                 raise InvalidArgument(name, "a positive width", getattr(self, name))
         for name in ("d_rope", "page_size", "topk", "batch", "total_q", "total_k", "table_keys"):
             _check_count(name, getattr(self, name))
+        _check_count("window", self.window)
+        if self.window and (self.form == "sparse" or not self.causal):
+            expected = "0 unless the form is dense or latent, and causal"
+            raise InvalidArgument("window", expected, self.window)
         if self.form != "dense" and self.has_k_start:
             raise InvalidArgument("has_k_start", "False: only dense keys are ragged", True)
         if self.form != "dense" and self.d_v > self.d_nope:
@@ -173,6 +188,8 @@ class Problem:
 
         V and rope of the latent and sparse forms are columns of the row that K is.
         """
+        if self.q_dtype == "fp32":
+            object.__setattr__(self, "fp32_out", False)
         if self.form != "dense":
             object.__setattr__(self, "self_attention", False)
             object.__setattr__(self, "rope", "shared")
@@ -188,6 +205,11 @@ class Problem:
     def d_qk(self) -> int:
         """Width of a query: d_nope + d_rope."""
         return self.d_nope + self.d_rope
+
+    @property
+    def key_heads(self) -> int:
+        """Heads of K and V in the dense form."""
+        return self.heads // self.group
 
     @property
     def sources(self) -> tuple[RowSource, ...]:
@@ -215,13 +237,26 @@ class Problem:
 
     @property
     def out_dtype(self) -> str:
-        """Outputs have the dtype of the queries; FP8 queries give bf16."""
+        """Outputs have the dtype of the queries, FP8 queries give bf16; or fp32, if asked for."""
+        if self.fp32_out:
+            return "fp32"
         return "bf16" if self.q_dtype == "e4m3" else self.q_dtype
+
+    def keys_seen(self, queries: int, keys: int) -> int:
+        """How many keys of a request any of its queries sees.
+
+        >>> windowed = Problem(form="dense", heads=1, d_nope=8, d_rope=0, d_v=8, window=128)
+        >>> windowed.keys_seen(queries=3, keys=4096), windowed.keys_seen(queries=3, keys=50)
+        (130, 50)
+        """
+        return min(keys, max(queries, 1) + self.window - 1) if self.window else keys
 
     @property
     def flops(self) -> int:
-        """Upper bound of the multiply-add work, 2 flops each, when every query sees every key."""
+        """Upper bound of the multiply-add work, 2 flops each, when every query sees every key, or
+        as many as a window has."""
         keys = self.most_rows if self.form == "sparse" else self.total_k
+        keys = min(keys, self.window or keys)
         return 2 * self.heads * self.total_q * keys * (self.d_qk + self.d_v)
 
     def to_json(self) -> dict[str, Any]:
@@ -238,15 +273,17 @@ class Problem:
         elif sparse:
             keys = f"top-{self.topk} of {self.total_k} rows"
         work = f"{self.total_q} queries x {keys}"
-        parts = [f"{self.form} {dtype}", f"{self.heads} heads", widths, work]
+        heads = f"{self.heads} heads" + f" over {self.key_heads} of K and V" * (self.group > 1)
+        parts = [f"{self.form} {dtype}", heads, widths, work]
         if not sparse:
             parts += [f"{self.batch} sequence{'s' * (self.batch != 1)}"]
             parts += ["causal" if self.causal else "full"]
+            parts += [f"window of {self.window}"] * bool(self.window)
             parts += ["keys that may be shared"] * self.has_k_start
         if self.page_size and not (self.span or self.second):
             parts += [f"pages of {self.page_size}"]
         options = {"key mask": self.has_key_mask, "sink": self.has_sink, "lse": self.wants_lse}
-        options["invariant"] = self.invariant
+        options |= {"invariant": self.invariant, "fp32 out": self.fp32_out}
         parts += [label for label, on in options.items() if on]
         return ", ".join(parts)
 

@@ -32,7 +32,14 @@ from openmla.operands import (
     Weights,
 )
 from openmla.planning import Plan
-from openmla.sequences import page_rows, paged_spans, ragged_spans, visible_keys
+from openmla.sequences import (
+    first_key,
+    first_key_of,
+    page_rows,
+    paged_spans,
+    ragged_spans,
+    visible_keys,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,38 +134,42 @@ def of(operands: Operands) -> Truth:
 
 
 def dense(op: DenseOperands) -> Truth:
-    """MHA form: query i of a sequence sees its first visible_keys(i) keys."""
+    """MHA form: query i of a sequence sees its first visible_keys(i) keys, with a window the last
+    of them."""
     total_q, heads, _ = op.q.shape
     truth = Truth.empty(total_q, heads, op.v.shape[-1])
     for span in ragged_spans(op.cu_seqlens_q, op.cu_seqlens_k, op.k_start):
-        rows = slice(span.k_start, span.k_start + span.k_len)
-        k, v = op.k_nope[rows].double(), op.v[rows].double()
+        before = first_key_of(span, op.window)
+        rows = slice(span.k_start + before, span.k_start + span.k_len)
+        k, v = (op.of_heads(x[rows]).double() for x in (op.k_nope, op.v))
         if op.rope_cache is not None and op.block_table is not None:
-            slots = page_rows(op.block_table[span.number], op.rope_cache.page_size, 0, span.k_len)
+            pages, size = op.block_table[span.number], op.rope_cache.page_size
+            slots = page_rows(pages, size, before, span.k_len)
             rope = op.rope_cache.read(slots)[:, None, op.rope_cache.latent :]
             k = torch.cat([k, rope.double().expand(-1, heads, -1)], dim=-1)
         elif op.k_rope is not None:
-            rope = op.k_rope[rows] if op.k_rope.dim() == 3 else op.k_rope[rows][:, None]
+            rope = op.k_rope[rows]
+            rope = op.of_heads(rope) if rope.dim() == 3 else rope[:, None]
             k = torch.cat([k, rope.double().expand(-1, heads, -1)], dim=-1)
-        k_ids = torch.arange(span.k_start, span.k_start + span.k_len, device=k.device)
+        k_ids = torch.arange(rows.start, rows.stop, device=k.device)
         for i in range(span.q_len):
             n = visible_keys(i, span.q_len, span.k_len, op.causal)
-            row = span.q_start + i
-            seen: slice | Tensor = slice(n)
+            first, row = first_key(n, op.window), span.q_start + i
+            seen: slice | Tensor = slice(first - before, n - before)
             if op.key_mask is not None:
-                seen = masked_keys(op.key_mask[row], n)
+                seen = masked_keys(op.key_mask[row], n, first) - before
             truth.attend_row(row, op.q[row].double(), k[seen], v[seen], op.weights, k_ids[seen])
     return truth
 
 
-def masked_keys(words: Tensor, n: int) -> Tensor:
-    """The keys among 0 … n - 1 whose bits are set.
+def masked_keys(words: Tensor, n: int, first: int = 0) -> Tensor:
+    """The keys among `first` … n - 1 whose bits are set.
 
     >>> masked_keys(torch.tensor([0b1011, -1], dtype=torch.int32), 34).tolist()
     [0, 1, 3, 32, 33]
     """
     bits = (words[:, None] >> torch.arange(32, device=words.device)) & 1
-    return bits.flatten()[:n].nonzero()[:, 0]
+    return bits.flatten()[first:n].nonzero()[:, 0] + first
 
 
 def latent(op: LatentOperands) -> Truth:
@@ -166,13 +177,15 @@ def latent(op: LatentOperands) -> Truth:
     total_q, heads, _ = op.q.shape
     truth = Truth.empty(total_q, heads, op.d_v)
     for span in paged_spans(op.cu_seqlens_q, op.cache_lengths):
-        slots = page_rows(op.block_table[span.number], op.cache.page_size, 0, span.k_len)
+        before = first_key_of(span, op.window)
+        slots = page_rows(op.block_table[span.number], op.cache.page_size, before, span.k_len)
         k = op.cache.read(slots).double()[:, None]
         for i in range(span.q_len):
             n = visible_keys(i, span.q_len, span.k_len, op.causal)
+            seen = slice(first_key(n, op.window) - before, n - before)
             row = span.q_start + i
-            v = k[:n, :, : op.d_v]
-            truth.attend_row(row, op.q[row].double(), k[:n], v, op.weights, slots[:n])
+            v = k[seen, :, : op.d_v]
+            truth.attend_row(row, op.q[row].double(), k[seen], v, op.weights, slots[seen])
     return truth
 
 

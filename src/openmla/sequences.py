@@ -15,6 +15,12 @@ at position k_len - q_len + i:
 
 and with q_len 3, k_len 1 the first two queries see nothing at all.
 
+Window. A query sees the last `window` of those keys. With window 3, in the first example:
+
+    keys        0 1 2 3 4
+    query 0     . x x x .      first_key(visible=4, window=3) == 1
+    query 1     . . x x x      first_key(visible=5, window=3) == 2
+
 Shared. With `k_start`, sequence i has the keys k_start[i] … k_start[i] + k_len - 1; cu_seqlens_k
 says only how many. Two parts of one prompt of 8 tokens, queries 0-1 and 6-7, share its first keys:
 
@@ -66,6 +72,17 @@ def visible_keys(query: int, q_len: int, k_len: int, causal: bool = True) -> int
     if not causal:
         return k_len
     return min(max(k_len - q_len + query + 1, 0), k_len)
+
+
+def first_key(visible: int, window: int) -> int:
+    """The first key that a query sees, of the `visible` ones that causal allows it. Window 0: no
+    window, all of them."""
+    return max(visible - window, 0) if window else 0
+
+
+def first_key_of(span: Span, window: int) -> int:
+    """The first key of a sequence that any of its queries sees; those before it are never read."""
+    return first_key(visible_keys(0, span.q_len, span.k_len), window)
 
 
 def page_rows(pages: Tensor, page_size: int, start: int, stop: int) -> Tensor:

@@ -42,6 +42,7 @@ SMALL = Problem(
     has_q_scale=True,
     has_k_scale=True,
     has_key_mask=True,
+    window=4,
 )
 STEPS = (
     IndexProblem(form="scores", heads=4, total_q=3, width=96),

@@ -247,6 +247,7 @@ def train_arguments(**changed: Any) -> tuple[Any, ...]:
         call["key_mask"],
         0.3,
         True,
+        0,
         "auto",
         True,
     )

@@ -75,6 +75,17 @@ def test_window_of_minus_one_and_zero_is_causal():
     assert formula.same_bits(flash_attn_varlen_func(**call, window_size=[-1, 0]), causal)
 
 
+@pytest.mark.parametrize("key_heads", [4, 2])
+def test_windows_to_the_left_are_causal_windows(key_heads: int):
+    call = calls.flash_attn([9, 2], [12, 5], heads=4, key_heads=key_heads)
+    k, v = (per_query_head(call[name], 4) for name in ("k", "v"))
+    want = formula.ragged(call["q"], k, v, [9, 2], [12, 5], 12**-0.5, window=4)
+    given = [((3, 0), False), ([3, 0], True), ((3, -1), True), ((3, 7), True)]
+    outs = [flash_attn_varlen_func(**call, window_size=w, causal=c) for w, c in given]
+    formula.assert_close(outs[0], want.out)
+    assert all(formula.same_bits(out, outs[0]) for out in outs)
+
+
 def test_hints_about_speed_change_nothing():
     call = calls.flash_attn(heads=4, key_heads=2)
     hinted = flash_attn_varlen_func(

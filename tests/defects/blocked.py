@@ -33,7 +33,9 @@ class Tile:
     k_scale: Tensor | None
     """[n]"""
     seen: list[int]
-    """How many of the keys each query sees."""
+    """How many of the keys each query sees: the first, or with `since` those from there on."""
+    since: list[int] | None = None
+    """The first key that each query sees; None: key 0."""
 
     @property
     def n(self) -> int:
@@ -59,8 +61,9 @@ class Blocked:
         self.case, self.op, self.weights = built.case, built.operands, built.operands.weights
         self.heads, self.d_v = self.op.q.shape[1], built.case.d_v
         self.dtype = out_dtype(self.op.q.dtype)
+        self.stored_dtype = torch.float32 if self.case.fp32_out else self.dtype
         shape = self.op.q.shape[:2]
-        self.out = torch.zeros(*shape, self.d_v, dtype=self.dtype, device="cpu")
+        self.out = torch.zeros(*shape, self.d_v, dtype=self.stored_dtype, device="cpu")
         self.lse = torch.full(shape, -torch.inf, **FLOAT)
         self.max_logits = torch.full(shape, -torch.inf, **FLOAT)
 
@@ -94,7 +97,8 @@ class Blocked:
                 n = min(max(seen, default=0), k.shape[0])
                 tokens = range(span.q_start + queries.start, span.q_start + queries.stop)
                 tile_scale = None if scale is None else scale[:n]
-                yield Tile(tokens, k[:n], v[:n], tile_scale, seen)
+                since = [self.first_seen(span, i) for i in queries]
+                yield Tile(tokens, k[:n], v[:n], tile_scale, seen, since)
 
     def sequences(self) -> Iterator[tuple[Span, Tensor, Tensor, Tensor | None]]:
         """Every sequence with all its keys, values and key scales."""
@@ -102,7 +106,7 @@ class Blocked:
         if isinstance(op, DenseOperands):
             for span in ragged_spans(op.cu_seqlens_q, op.cu_seqlens_k, op.k_start):
                 keys = self.key_range(span)
-                parts = [op.k_nope[keys].float(), self.rope(op, span, keys)]
+                parts = [self.of_heads(op.k_nope[keys].float()), self.rope(op, span, keys)]
                 k = torch.cat([p for p in parts if p is not None], dim=-1)
                 ids = torch.arange(keys.start, keys.stop, device="cpu")
                 yield span, k, self.values(op, keys), self.k_scale(ids)
@@ -118,7 +122,11 @@ class Blocked:
 
     def values(self, op: DenseOperands, keys: slice) -> Tensor:
         """V of ragged keys, [n, H, d_v]."""
-        return op.v[keys].float()
+        return self.of_heads(op.v[keys].float())
+
+    def of_heads(self, rows: Tensor) -> Tensor:
+        """Rows of K's heads as query heads see them."""
+        return rows.repeat_interleave(self.case.group, dim=1)
 
     def rope(self, op: DenseOperands, span: Span, keys: slice) -> Tensor | None:
         """Rope of ragged keys, [n, H, d_rope]."""
@@ -129,7 +137,7 @@ class Blocked:
             return None
         else:
             rope = op.k_rope[keys].float()
-            rope = rope if rope.dim() == 3 else rope[:, None]
+            rope = self.of_heads(rope) if rope.dim() == 3 else rope[:, None]
         return rope.expand(-1, self.heads, -1)
 
     def visible(self, span: Span, query: int) -> int:
@@ -137,6 +145,12 @@ class Blocked:
         if not self.case.causal:
             return span.k_len
         return min(max(span.k_len - span.q_len + query + 1, 0), span.k_len)
+
+    def first_seen(self, span: Span, query: int) -> int:
+        """The first key that a query sees: of a window, whose last key is the query's own."""
+        if not self.case.window:
+            return 0
+        return max(span.k_len - span.q_len + query + 1 - self.case.window, 0)
 
     def slots(self, table: Tensor, cache: LatentCache, span: Span) -> Tensor:
         """Physical rows of a paged sequence."""
@@ -205,6 +219,8 @@ class Blocked:
         """-inf where a query does not see a key."""
         keys = torch.arange(block.start, block.stop, device="cpu")
         hidden = keys >= torch.tensor(tile.seen, device="cpu")[:, None]
+        if tile.since is not None:
+            hidden = hidden | (keys < torch.tensor(tile.since, device="cpu")[:, None])
         return scores.masked_fill(hidden[:, None], -torch.inf)
 
     def step(self, state: State, scores: Tensor, tile: Tile, block: slice) -> None:
@@ -287,4 +303,4 @@ class Blocked:
 
     def stored(self, out: Tensor) -> Tensor:
         """Rounded to the output dtype."""
-        return out.to(self.dtype)
+        return out.to(self.stored_dtype)

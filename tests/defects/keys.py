@@ -97,6 +97,57 @@ class BlocksOverlap(Blocked):
         return (slice(max(b.start - 1, 0), b.stop) for b in super().blocks(tile))
 
 
+@defect("a window has one key more", "window", "window_of_one", "window_long", "window_paged")
+class WindowOneKeyLonger(Blocked):
+    def first_seen(self, span: Span, query: int) -> int:
+        return max(super().first_seen(span, query) - 1, 0)
+
+
+@defect("a window has one key less", "window", "window_long", "window_paged")
+class WindowOneKeyShorter(Blocked):
+    def first_seen(self, span: Span, query: int) -> int:
+        return super().first_seen(span, query) + 1
+
+
+@defect("a window ends one key early: before the query's own", "window", "window_paged")
+class WindowEndsBeforeTheQuery(Blocked):
+    def visible(self, span: Span, query: int) -> int:
+        return max(super().visible(span, query) - 1, 0)
+
+    def first_seen(self, span: Span, query: int) -> int:
+        return max(super().first_seen(span, query) - 1, 0)
+
+
+@defect("windows are aligned top-left: where keys are more, they lie too early", "window")
+class WindowAlignedTopLeft(Blocked):
+    def first_seen(self, span: Span, query: int) -> int:
+        return max(query + 1 - self.case.window, 0)
+
+
+@defect("windows of queries before the first key reach into it", "window_of_one_empty")
+class WindowOfQueriesBeforeTheKeys(Blocked):
+    def visible(self, span: Span, query: int) -> int:
+        return min(max(span.k_len - span.q_len + query + 1, 1), span.k_len)
+
+
+@defect("windows begin where their block does", "window", "window_long", "window_paged")
+class WindowBeginsWithItsBlock(Blocked):
+    def first_seen(self, span: Span, query: int) -> int:
+        return super().first_seen(span, query) // self.BN * self.BN
+
+
+@defect("the window of a tile is that of its first query", "window", "window_paged")
+class WindowOfTheTile(Blocked):
+    def first_seen(self, span: Span, query: int) -> int:
+        return super().first_seen(span, query // self.BM * self.BM)
+
+
+@defect("the window is forgotten", "window", "window_of_one", "window_long", "window_paged")
+class WindowIgnored(Blocked):
+    def first_seen(self, span: Span, query: int) -> int:
+        return 0
+
+
 @defect("the second and third page of a sequence are swapped", "paged_from_start", "rope_cache")
 class PagesSwapped(Blocked):
     def slots(self, table: Tensor, cache: LatentCache, span: Span) -> Tensor:
@@ -195,6 +246,20 @@ class HeadsOfVExchangedAtTheEnd(Blocked):
     def expanded_v(self, tile: Tile, block: slice) -> Tensor:
         v = super().expanded_v(tile, block)
         return v.flip(1) if block.stop == tile.n else v
+
+
+@defect("query heads take turns with the heads of K and V", "grouped")
+class GroupsInterleaved(Blocked):
+    def of_heads(self, rows: Tensor) -> Tensor:
+        return rows.repeat(1, self.case.group, 1)
+
+
+@defect("the last group reads the head of K and V before its own", "grouped")
+class LastGroupReadsTheHeadBefore(Blocked):
+    def of_heads(self, rows: Tensor) -> Tensor:
+        rows = rows.clone()
+        rows[:, -1] = rows[:, -2]
+        return super().of_heads(rows)
 
 
 @defect("V one row late", "dense", "long")

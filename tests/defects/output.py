@@ -35,6 +35,12 @@ class EmptyLseFinite(Blocked):
         return -50000.0
 
 
+@defect("an fp32 output is rounded to the type of q first", "fp32_out", "fp32_out_fp16")
+class RoundedBeforeFp32(Blocked):
+    def stored(self, out: Tensor) -> Tensor:
+        return out.to(self.dtype).float()
+
+
 @defect("lse in base 2", "dense", "paged", "sparse")
 class BaseTwoLse(Blocked):
     def log_sum(self, state: State) -> Tensor:

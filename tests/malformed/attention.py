@@ -193,6 +193,14 @@ def offsets(call: str) -> list[Malformed]:
         to(call, name, int32(0, -1, 5), "offsets that never fall", "0 then -1 at entry 1"),
         to(call, "causal", 1, "True or False", "int 1"),
         to(call, "causal", None, "True or False", "None"),
+        to(call, "window", 0, "1 to 2147483647 keys", "int 0"),
+        to(call, "window", -1, "1 to 2147483647 keys", "int -1"),
+        to(call, "window", 2**31, "1 to 2147483647 keys", "int 2147483648"),
+        to(call, "window", True, "None, or 1 to", "bool True"),
+        to(call, "window", 4.0, "None, or 1 to", "float 4.0"),
+        Malformed(
+            call, "window", "causal=True beside it", "not causal", {"window": 4, "causal": False}
+        ),
     ]
 
 
@@ -220,9 +228,11 @@ def paging(call: str) -> list[Malformed]:
 
 
 DENSE_ONLY = [
-    to(DENSE, "k_nope", None, "a tensor, torch.float32 [total_k, 2, d_nope]", "None"),
-    of(DENSE, "k_nope", lambda k: k[:, :1], "[total_k, 2, d_nope]", "[5, 1, 8]"),
-    of(DENSE, "k_nope", lambda k: k[:, 0], "[total_k, 2, d_nope]", "[5, 8]"),
+    to(DENSE, "k_nope", None, "a tensor, torch.float32 [total_k, heads, d_nope]", "None"),
+    of(DENSE, "k_nope", lambda k: k[:, :0], "2 heads, as q has, or a number", "got 0"),
+    of(DENSE, "k_nope", lambda k: k.repeat(1, 2, 1), "a number that divides it", "got 4"),
+    of(DENSE, "k_nope", lambda k: k[:, 0], "[total_k, heads, d_nope]", "[5, 8]"),
+    Malformed(DENSE, "v", "[5, 1, d_v]", "[5, 2, 6]", lambda a: {"k_nope": a["k_nope"][:, :1]}),
     of(DENSE, "k_nope", lambda k: k.bfloat16(), "torch.float32", "torch.bfloat16"),
     of(DENSE, "k_nope", on_meta, "a tensor on cpu", "on meta"),
     of(DENSE, "k_nope", last_dim_strided, "a contiguous last dimension", "stride 2"),

@@ -170,7 +170,7 @@ def test_the_operator_is_well_formed() -> None:
     q, k = torch.randn(3, 2, 24, requires_grad=True), torch.randn(3, 2, 24, requires_grad=True)
     v = torch.randn(3, 2, 16, requires_grad=True)
     out, lse = torch.randn(3, 2, 16), torch.randn(3, 2)
-    arguments = (out, lse, q, k, None, v, cu, cu, None, None, 0.3, True, "auto", True)
+    arguments = (out, lse, q, k, None, v, cu, cu, None, None, 0.3, True, 0, "auto", True)
     found = torch.library.opcheck(torch.ops.openmla.dense_given.default, arguments)
     assert set(found.values()) == {"SUCCESS"}
 

@@ -127,7 +127,7 @@ def operands_of(
     table = zeros.ints(problem.batch, ceildiv(problem.most_keys, cache.page_size))
     lengths = zeros.ends(problem.total_k, problem.batch).diff()
     cu = zeros.ends(rows, problem.batch)
-    flags = problem.causal, problem.d_v, weights, problem.invariant
+    flags = problem.causal, problem.d_v, weights, problem.invariant, problem.window
     op = LatentOperands(q, cache, table, lengths, cu, *flags)
     return op, results
 
@@ -162,7 +162,7 @@ def _backward(problem: BackwardProblem, device: torch.device | str) -> tuple[Any
 
 
 def _dense(zeros: _Zeros, problem: Problem, q: Tensor, weights: Weights) -> DenseOperands:
-    heads, keys, batch = problem.heads, problem.total_k, problem.batch
+    heads, keys, batch = problem.key_heads, problem.total_k, problem.batch
     cache = table = rope = None
     if problem.rope == "cache":
         cache = zeros.cache(problem, LATENT, problem.d_rope, problem.rope_dtype, 0)
@@ -186,6 +186,7 @@ def _dense(zeros: _Zeros, problem: Problem, q: Tensor, weights: Weights) -> Dens
         table,
         zeros.ints(batch) if problem.has_k_start else None,
         zeros.ints(problem.total_q, words) if problem.has_key_mask else None,
+        problem.window,
     )
 
 

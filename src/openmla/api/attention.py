@@ -5,7 +5,8 @@ Every call accepts the same options:
     scale        multiplies the scores; default 1/sqrt(d_nope + d_rope) in the dense form
     sink         float32 [heads], one extra term exp(sink) in the softmax denominator
     q_scale      float32 [total_q], k_scale float32 [keys]: scores are multiplied by both
-    out          where to write; allocated otherwise
+    out          where to write; allocated otherwise. In float32 it has the sums as they are, which
+                 are rounded to the dtype of q otherwise
     return_lse   also return the natural-log lse, float32 [total_q, heads]; the sink is not in it
     backend      "auto", or one kernel family, which is then never replaced by another
 
@@ -79,6 +80,7 @@ def mla_prefill(
     cache_lengths: Tensor | None = None,
     scale: float | None = None,
     causal: bool = True,
+    window: int | None = None,
     sink: Tensor | None = None,
     q_scale: Tensor | None = None,
     k_scale: Tensor | None = None,
@@ -95,11 +97,12 @@ def mla_prefill(
 
     Args:
         q: [total_q, H, d_nope + d_rope], bf16, fp16, fp32 or e4m3; H from 1 to 128.
-        k_nope: [total_k, H, d_nope], often a strided view of a projection.
+        k_nope: [total_k, H_kv, d_nope], often a strided view of a projection. H_kv is H or divides
+            it: query head h reads head h // (H / H_kv), as the grouped heads of GQA do.
         k_rope: [total_k, d_rope] or [total_k, 1, d_rope] shared by all heads, or
-            [total_k, H, d_rope], or a LatentCache whose rope columns are read through block_table
-            and cache_lengths, or None where there is no rope.
-        v: [total_k, H, d_v], often a strided view of a projection.
+            [total_k, H_kv, d_rope], or a LatentCache whose rope columns are read through
+            block_table and cache_lengths, or None where there is no rope.
+        v: [total_k, H_kv, d_v], often a strided view of a projection.
         cu_seqlens_q: int32 [batch + 1], where each sequence's queries begin.
         cu_seqlens_k: the same for keys; cu_seqlens_q if None.
         k_start: int32 [batch]: the keys of sequence b begin at row k_start[b], so that sequences
@@ -108,6 +111,9 @@ def mla_prefill(
         cache_lengths: int32 [batch], keys of each sequence in those pages; only with a LatentCache.
         scale: a factor for all scores; 1 / sqrt(d_nope + d_rope) if None.
         causal: aligned bottom-right: the last query of a sequence sees its last key.
+        window: a query at position p sees keys p - window + 1 … p alone, 1 or more of them; None:
+            all up to p. Keys that no query of a sequence sees are not read. Needs causal: without
+            it there is no last key that a window could end at.
         sink: fp32 [H]: one more term exp(sink) in each head's denominator.
         q_scale: fp32 [total_q], a factor for each query's scores; e4m3 queries come with one.
         k_scale: fp32 [total_k], a factor for each key's scores; e4m3 keys come with one.
@@ -115,7 +121,7 @@ def mla_prefill(
             of its sequence, where causal allows it too; what select_topk and index_topk return as
             mask. Bits past the sequence's keys are ignored; on a GPU, keys past the last word are
             not seen.
-        out: where to write the result, [total_q, H, d_v]; made if None.
+        out: where to write the result, [total_q, H, d_v], in its dtype or in fp32; made if None.
         return_lse: also return lse, fp32 [total_q, H]: natural log, without the sink.
         backend: "auto" takes the best kernel of the chip; another name takes that one or raises.
 
@@ -152,6 +158,7 @@ def mla_prefill(
                 key_mask,
                 q.size(2) ** -0.5 if scale is None else scale,
                 causal,
+                _plain_window(window),
                 backend,
                 MADE if out is None else out,
                 wanted(return_lse),
@@ -171,7 +178,7 @@ def mla_prefill(
     rope, cache = _checked_rope(k_rope, q, k_nope, block_table, cache_lengths, cu_q.shape[0] - 1)
     key_mask = checks.key_mask(key_mask, q.shape[0], q.device)
     factor = checks.scale(scale)
-    checks.flag("causal", causal)
+    keys_seen = checks.window(window, checks.flag("causal", causal))
     sink, *scales = _weights(q, sink, q_scale, k_scale, k_nope.shape[0])
     checks.no_gradients(k_rope=cache)
     checks.no_tangents(q=q, k_nope=k_nope, k_rope=rope, v=v, sink=sink)
@@ -182,7 +189,7 @@ def mla_prefill(
         wants_lse = checks.flag("return_lse", return_lse)
         out, lse = torch.ops.openmla.dense_train(
             *(q, k_nope, rope, v, cu_q, cu_k, sink, key_mask),
-            *(number, causal, checks.backend(backend, BACKENDS), wants_lse),
+            *(number, causal, keys_seen, checks.backend(backend, BACKENDS), wants_lse),
         )
         return _with_lse(out, lse if wants_lse else None)
     out, lse = _outputs(q, v.shape[2], out, return_lse)
@@ -202,6 +209,7 @@ def mla_prefill(
         key_mask,
         number,
         causal,
+        keys_seen,
         checks.backend(backend, BACKENDS),
         out,
         lse,
@@ -248,6 +256,7 @@ def mla_prefill_latent(
     cu_seqlens_q: Tensor,
     scale: float | None = None,
     causal: bool = True,
+    window: int | None = None,
     invariant: bool = False,
     d_v: int | None = None,
     sink: Tensor | None = None,
@@ -270,11 +279,15 @@ def mla_prefill_latent(
         cu_seqlens_q: int32 [batch + 1], where each sequence's queries begin.
         scale: a factor for all scores. Required: the width of rows says nothing about the model.
         causal: aligned bottom-right: the last query of a sequence sees its last key.
+        window: a query at position p sees keys p - window + 1 … p alone, 1 or more of them; None:
+            all up to p. Keys before every query's window are not read, and the table may name any
+            page for them: a server may reuse theirs. Needs causal: without it there is no last key
+            that a window could end at.
         d_v: how many leading columns of a row are V: all but the rope of a cache, 512 of a tensor.
         sink: fp32 [H]: one more term exp(sink) in each head's denominator.
         q_scale: fp32 [total_q], a factor for each query's scores; e4m3 queries come with one.
         k_scale: fp32 [physical rows], a factor for the scores of each row of the cache.
-        out: where to write the result, [total_q, H, d_v]; made if None.
+        out: where to write the result, [total_q, H, d_v], in its dtype or in fp32; made if None.
         return_lse: also return lse, fp32 [total_q, H]: natural log, without the sink.
         invariant: the bits of a row of out and lse depend on that row of q and on the keys it sees,
             and on nothing else: a prompt in one call, in chunks, token by token or after a cached
@@ -308,6 +321,7 @@ def mla_prefill_latent(
                 k_scale,
                 scale,
                 causal,
+                _plain_window(window),
                 invariant,
                 width,
                 backend,
@@ -325,7 +339,7 @@ def mla_prefill_latent(
     cu_q = checks.cu_seqlens("cu_seqlens_q", cu_seqlens_q, q.device)
     checks.paging(block_table, cache_lengths, cu_q.shape[0] - 1, q.device)
     factor = checks.scale(scale, required_for="mla_prefill_latent")
-    checks.flag("causal", causal)
+    keys_seen = checks.window(window, checks.flag("causal", causal))
     checks.flag("invariant", invariant)
     weights = _weights(q, sink, q_scale, k_scale, pool.rows)
     checks.no_gradients(q=q, cache=pool, sink=weights[0])
@@ -339,6 +353,7 @@ def mla_prefill_latent(
         *weights,
         factor,
         causal,
+        keys_seen,
         invariant,
         width,
         checks.backend(backend, BACKENDS),
@@ -422,7 +437,7 @@ def mla_prefill_sparse(
         sink: fp32 [H]: one more term exp(sink) in each head's denominator.
         q_scale: fp32 [total_q], a factor for each query's scores; e4m3 queries come with one.
         k_scale: fp32 [rows], a factor for the scores of each row.
-        out: where to write the result, [total_q, H, d_v]; made if None.
+        out: where to write the result, [total_q, H, d_v], in its dtype or in fp32; made if None.
         return_lse: also return lse, fp32 [total_q, H]: natural log, without the sink.
         return_max_logits: also return each row's largest scaled score, fp32 [total_q, H].
         backend: "auto" takes the best kernel of the chip; another name takes that one or raises.
@@ -561,7 +576,7 @@ def mla_attend(
         scale: a factor for all scores.
         sink: fp32 [H]: one more term exp(sink) in each head's denominator, once for both sources.
         d_v: how many leading columns of a row are V: all but the rope of a cache, 512 of a tensor.
-        out: where to write the result, [total_q, H, d_v]; made if None.
+        out: where to write the result, [total_q, H, d_v], in its dtype or in fp32; made if None.
         return_lse: also return lse, fp32 [total_q, H]: natural log, without the sink.
         backend: "auto" takes the best kernel of the chip; another name takes that one or raises.
 
@@ -680,6 +695,12 @@ def _checked_rope(
         if value is not None:
             raise InvalidArgument(name, "None, unless k_rope is a LatentCache", "a tensor")
     return rope, None
+
+
+def _plain_window(window: object) -> object:
+    """A window as the operator takes it, 0 for none; 0 from a caller makes a call that is not
+    plain."""
+    return 0 if window is None else window or ...
 
 
 def _rope_and_pool(k_rope: object, q: Tensor) -> tuple[object, LatentCache | None]:

@@ -31,6 +31,7 @@ class DenseOptions(CallOptions, total=False):
     block_table: Tensor | None
     cache_lengths: Tensor | None
     causal: bool
+    window: int | None
     key_mask: Tensor | None
 
 
@@ -39,6 +40,7 @@ class LatentOptions(CallOptions, total=False):
 
     cu_seqlens_q: Required[Tensor]
     causal: bool
+    window: int | None
     invariant: bool
     d_v: int | None
 

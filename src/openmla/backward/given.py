@@ -68,6 +68,6 @@ def with_expanded_gradients(
     checks.no_tangents(q=q, k_nope=k_nope, k_rope=rope, v=v, sink=sink)
     found: tuple[Tensor, Tensor] = torch.ops.openmla.dense_given(
         *(out, lse, q, k_nope, rope, v, cu_q, cu_k, sink, None),
-        *(factor, causal, checks.backend(backend, BACKENDS), True),
+        *(factor, causal, 0, checks.backend(backend, BACKENDS), True),
     )
     return found

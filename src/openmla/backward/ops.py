@@ -34,8 +34,8 @@ from openmla.operands import DenseOperands, Results, SparseOperands, Weights
 
 _ARGUMENTS = (
     "Tensor q, Tensor k_nope, Tensor? k_rope, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, "
-    "Tensor? sink, Tensor? key_mask, float scale, bool causal, str backend, "
-    "bool wants_lse"
+    "Tensor? sink, Tensor? key_mask, float scale, bool causal, "
+    "int window, str backend, bool wants_lse"
 )
 SCHEMAS = {
     "dense_train": f"({_ARGUMENTS}) -> (Tensor out, Tensor lse)",
@@ -49,7 +49,7 @@ SCHEMAS = {
 }
 TENSORS = ("q", "k_nope", "k_rope", "v", "cu_seqlens_q", "cu_seqlens_k", "sink", "key_mask")
 DIFFERENTIABLE = ("q", "k_nope", "k_rope", "v", "sink")
-OPTIONS = ("scale", "causal", "backend", "wants_lse")
+OPTIONS = ("scale", "causal", "window", "backend", "wants_lse")
 
 
 def _dense_train(
@@ -63,6 +63,7 @@ def _dense_train(
     key_mask: Tensor | None,
     scale: float,
     causal: bool,
+    window: int,
     backend: str,
     wants_lse: bool,
 ) -> tuple[Tensor, Tensor]:
@@ -70,9 +71,8 @@ def _dense_train(
     caller gets lse, so that a gradient of it may come back."""
     out, lse = outputs(q, v.shape[2])
     weights = Weights(scale, sink)
-    operands = DenseOperands(
-        q, k_nope, k_rope, v, cu_seqlens_q, cu_seqlens_k, causal, weights, key_mask=key_mask
-    )
+    rows = q, k_nope, k_rope, v, cu_seqlens_q, cu_seqlens_k
+    operands = DenseOperands(*rows, causal, weights, key_mask=key_mask, window=window)
     require_backward(operands, Results(out, lse), backend, wants_lse)
     torch.ops.openmla.dense(
         q,
@@ -94,6 +94,7 @@ def _dense_train(
         key_mask,
         scale,
         causal,
+        window,
         backend,
         out,
         lse,
@@ -189,7 +190,8 @@ def _bundled(wanted: list[bool], *arguments: Any) -> tuple[DenseOperands, Gradie
     named = dict(zip((*TENSORS, *OPTIONS), arguments, strict=True))
     weights = Weights(named["scale"], named["sink"])
     rows = {name: named[name] for name in TENSORS if name != "sink"}
-    operands = DenseOperands(**rows, causal=named["causal"], weights=weights)
+    mask = {name: named[name] for name in ("causal", "window")}
+    operands = DenseOperands(**rows, **mask, weights=weights)
     return operands, Gradients.allocate(operands, Wanted(*wanted)), named["backend"]
 
 

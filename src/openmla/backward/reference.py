@@ -29,7 +29,7 @@ from openmla.backward.operands import BackwardOperands, Gradients
 from openmla.errors import Unsupported
 from openmla.operands import DenseOperands
 from openmla.reference import masked_keys
-from openmla.sequences import ragged_spans, visible_keys
+from openmla.sequences import first_key, ragged_spans, visible_keys
 
 
 class Saved(NamedTuple):
@@ -117,9 +117,10 @@ def rows(
         for i in range(span.q_len):
             n = visible_keys(i, span.q_len, span.k_len, op.causal)
             row = span.q_start + i
-            seen: slice | Tensor = slice(n)
+            first = first_key(n, op.window)
+            seen: slice | Tensor = slice(first, n)
             if op.key_mask is not None:
-                seen = masked_keys(op.key_mask[row], n)
+                seen = masked_keys(op.key_mask[row], n, first)
             if not ids[seen].numel():
                 continue
             dlse = None if d_lse is None else d_lse[row].double()

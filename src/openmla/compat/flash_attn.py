@@ -20,7 +20,8 @@ from openmla.errors import InvalidArgument, Unsupported
 
 __all__ = ["flash_attn_varlen_func"]
 
-EVERYTHING, UP_TO_ITSELF = (-1, -1), (-1, 0)
+UNBOUNDED, UP_TO_ITSELF = -1, 0
+"""Keys that a window may have on one side of a query: any number, or none."""
 
 
 def flash_attn_varlen_func(
@@ -67,7 +68,9 @@ def flash_attn_varlen_func(
         q_descale: None; anything else is refused.
         k_descale: None; anything else is refused.
         v_descale: None; anything else is refused.
-        window_size: (-1, -1) for all keys, or (-1, 0), which is causal; others are refused.
+        window_size: (left, right), keys before and after a query that it sees beside its own; -1:
+            all. (left, 0), or any right with causal, which sets it to 0, is a causal window of left
+            + 1 keys; (-1, -1) and (-1, 0) have no window. Others are refused.
         attention_chunk: 0; anything else is refused.
         softcap: 0; anything else is refused.
         num_splits: an int of 0 or more, a hint about speed; it changes nothing.
@@ -98,7 +101,7 @@ def flash_attn_varlen_func(
     checks.no_tangents(q=q, k=k, v=v)
     wants_lse = checks.flag("return_attn_probs", return_attn_probs)
     scale = checks.scale(softmax_scale, name="softmax_scale")
-    visible = _mask(checks.flag("causal", causal), window_size)
+    visible, window = _mask(checks.flag("causal", causal), window_size)
 
     # Calls that need gradients have results of their own, which are joined.
     parts: list[tuple[Tensor, Tensor]] | None = None
@@ -124,6 +127,7 @@ def flash_attn_varlen_func(
             cu_seqlens_k=checks.cu_seqlens("cu_seqlens_k", cu_seqlens_k, q.device),
             scale=scale,
             causal=visible,
+            window=window,
             out=None if out is None else out[:, heads],
             return_lse=wants_lse or parts is not None,
         )
@@ -138,19 +142,25 @@ def flash_attn_varlen_func(
     return out if lse is None else (out, lse)
 
 
-def _mask(causal: bool, window_size: object) -> bool:
-    """Whether the mask is causal; (-1, 0) is another way to say so."""
+def _mask(causal: bool, window_size: object) -> tuple[bool, int | None]:
+    """Whether the mask is causal, and the window beside it.
+
+    >>> _mask(False, (127, 0)), _mask(True, (-1, -1)), _mask(True, (3, 5))
+    ((True, 128), (True, None), (True, 4))
+    """
     if not isinstance(window_size, tuple | list) or len(window_size) != 2:
         raise InvalidArgument("window_size", "(left, right)", checks.describe(window_size))
     for size in window_size:
-        if isinstance(size, bool) or not isinstance(size, int):
-            raise InvalidArgument("window_size", "two ints", checks.describe(window_size))
-    if tuple(window_size) not in (EVERYTHING, UP_TO_ITSELF):
+        if isinstance(size, bool) or not isinstance(size, int) or size < UNBOUNDED:
+            raise InvalidArgument("window_size", "two ints, -1 or more", f"{tuple(window_size)}")
+    left, right = window_size
+    causal = causal or right == UP_TO_ITSELF
+    if not causal and (left, right) != (UNBOUNDED, UNBOUNDED):
         raise Unsupported(
-            f"window_size: expected (-1, -1) or (-1, 0), got {tuple(window_size)}",
-            "window_size=(-1, -1), with causal=True for a causal mask",
+            f"window_size: expected (-1, -1) or (left, 0) without causal, got {left, right}",
+            "window_size=(left, 0): a causal window",
         )
-    return causal or tuple(window_size) == UP_TO_ITSELF
+    return causal, None if left == UNBOUNDED else left + 1
 
 
 def _check_keys_and_values(q: Tensor, k: object, v: object) -> tuple[Tensor, Tensor]:

@@ -169,8 +169,9 @@ class LatentSplit:
 
     def explain_mean(self, problem: Problem) -> str:
         """The rule for requests of mean length."""
-        rows = mean_length(problem.total_q, problem.batch) * problem.heads
-        return self.explain(rows, mean_length(problem.total_k, problem.batch))
+        queries = mean_length(problem.total_q, problem.batch)
+        keys = problem.keys_seen(queries, mean_length(problem.total_k, problem.batch))
+        return self.explain(queries * problem.heads, keys)
 
     def explain(self, rows: int, keys: int) -> str:
         """The rule in numbers, for a request of so many rows and keys."""

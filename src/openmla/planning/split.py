@@ -110,11 +110,9 @@ def split_lines(rule: SplitRule | None, problem: Problem) -> list[str]:
     if rule is None:
         return []
     requests = max(problem.batch, 1)
-    return [
-        rule.explain(
-            ceildiv(problem.total_q, requests), ceildiv(problem.total_k, requests), requests
-        )
-    ]
+    queries = ceildiv(problem.total_q, requests)
+    keys = problem.keys_seen(queries, ceildiv(problem.total_k, requests))
+    return [rule.explain(queries, keys, requests)]
 
 
 def query_tile_lines(problem: Problem, rows: int) -> list[str]:

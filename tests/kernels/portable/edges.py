@@ -37,7 +37,22 @@ CASES = {
     # One tile each; the second has a range for each of four slots where ranges have 16 keys.
     "dense, split": replace(DENSE, q_lens=(3, 2)),
     "dense, mask": replace(DENSE, key_mask="half"),
+    "dense, grouped": replace(DENSE, heads=4, group=2, rope="per_head"),
+    # The first row of a tile sees one key of a block, the last begins the next.
+    "dense, window": replace(DENSE, window=18),
+    "dense, window and pages": replace(
+        DENSE, rope="cache", kv="bf16", page_size=16, window=18, key_mask="half"
+    ),
+    # Windows longer than a range, of which several are split.
+    "dense, window, split": replace(DENSE, q_lens=(3, 2), k_lens=(165, 133), window=97),
     "latent": LATENT,
+    "dense, fp32 out": replace(DENSE, q_lens=(3, 2), out="given", fp32_out=True),
+    "latent, fp32 out": replace(LATENT, dtype="fp16", out="given", fp32_out=True),
+    "latent, window": replace(LATENT, heads=3, q_lens=(3, 11), window=41),
+    "latent, window, split": replace(LATENT, heads=3, q_lens=(3, 2), k_lens=(165, 133), window=97),
+    "latent, window, invariant": replace(
+        LATENT, heads=3, q_lens=(3, 11), window=41, invariant=True
+    ),
     "latent, 3 heads": replace(LATENT, heads=3, q_lens=(3, 11)),
     # Four ranges and three: rows are few.
     "latent, split": replace(LATENT, heads=3, q_lens=(3, 2), k_lens=(97, 65)),
@@ -123,8 +138,81 @@ DEFECTS = [
         "only blocks that causal masks are masked",
         "dense",
         "if mask_ptr is not None:",
-        "if mask_ptr is not None and masked == 1:",
+        "if mask_ptr is not None and loop == 2:",
         "dense, mask",
+    ),
+    Defect(
+        "query heads take turns with the heads of K and V",
+        "dense",
+        "else head // KEY_GROUP",
+        "else head % (heads // KEY_GROUP)",
+        "dense, grouped",
+    ),
+    Defect(
+        "a window has one key more",
+        "tiles",
+        "tl.maximum(seen, 0) - window, 0)",
+        "tl.maximum(seen, 0) - window - 1, 0)",
+        "dense, window",
+    ),
+    Defect(
+        "a window has one key less, in latent form",
+        "latent",
+        "here[None, :] >= since[:, None]",
+        "here[None, :] > since[:, None]",
+        "latent, window",
+    ),
+    Defect(
+        "keys before the window are read: they may be anything",
+        "dense",
+        "here_ok = here_ok & (here >= earliest)",
+        "here_ok = here_ok & (here >= k_first)",
+        "dense, window",
+    ),
+    Defect(
+        "likewise, of pages",
+        "latent",
+        "here_ok = here_ok & (here >= earliest)",
+        "here_ok = here_ok & (here >= k_first)",
+        "latent, window",
+    ),
+    Defect(
+        "what all rows see begins with the window of the first",
+        "dense",
+        "tl.minimum(row_start + BM, q_len) - 1 + offset, window)",
+        "row_start + offset, window)",
+        "dense, window",
+    ),
+    Defect(
+        "likewise, in latent form",
+        "latent",
+        "latest = first_key(last_query + offset, window)",
+        "latest = earliest",
+        "latent, window",
+    ),
+    Defect(
+        "ranges of a window are those of all keys where they are merged",
+        "split",
+        "k_len -= window_origin(q_len, k_len, window, KEY_STEP)",
+        "k_len -= 0",
+        "dense, window, split",
+        3,
+    ),
+    Defect(
+        "likewise, in latent form",
+        "split",
+        "k_len -= window_origin(q_len, k_len, window, KEY_STEP)",
+        "k_len -= 0",
+        "latent, window, split",
+        3,
+    ),
+    Defect(
+        "ranges of a window begin with the first key",
+        "latent",
+        "k_first += origin",
+        "k_first += 0",
+        "latent, window, split",
+        3,
     ),
     Defect(
         "a block of latent rows but for one needs no mask",

@@ -82,6 +82,7 @@ def run(built: BuiltCase, tile: Tile, launch: ModuleType = launch) -> Outcome:
     """Launch a built case on outputs full of NaN."""
     case, q = built.case, built.operands.q
     dtype = torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype
+    dtype = torch.float32 if case.fp32_out else dtype
     shape = (*q.shape[:2], case.d_v)
     gaps = {"strided": case.out == "strided", "aligned": case.out == "aligned"}
     out = built.memory.new(shape, dtype, **gaps)
@@ -272,18 +273,25 @@ def chunks(first: int, number: int) -> Iterator[list[str]]:
     beside others, in pages of any size, and with a workspace for few tokens."""
     parts = ((0, 20), (20, 33), (32, 33), (47, 48), (48, 49), (60, 70), (69, 70), (0, 1))
     for tile in (Tile(16, 16, min_keys=32), Tile(32, 16, min_keys=16, branches=True))[:number]:
-        for heads in (1, 3):
+        for heads, window in ((1, 0), (3, 0), (3, 40)):
             prompt = Prompt.of(tokens=70, heads=heads, d_v=32, rope=16, seed=first)
-            whole = _planned(prompt.call((0, 70)), tile)
-            found = [other_bits(whole, _planned(prompt.call(*parts, page=5), tile), parts)]
+
+            def call(
+                *parts: tuple[int, int], page: int = 16, of: Prompt = prompt, window: int = window
+            ) -> LatentOperands:
+                return replace(of.call(*parts, page=page), window=window)
+
+            whole = _planned(call((0, 70)), tile)
+            found = [other_bits(whole, _planned(call(*parts, page=5), tile), parts)]
             for part in parts[1::3]:
-                found.append(other_bits(whole, _planned(prompt.call(part), tile), (part,)))
+                found.append(other_bits(whole, _planned(call(part), tile), (part,)))
             latent_split.PARTIAL_CAP = 4 * 34 * heads * 5 * 7  # bytes of about 7 tokens
-            found.append(other_bits(whole, _planned(prompt.call(*parts), tile), parts))
+            found.append(other_bits(whole, _planned(call(*parts), tile), parts))
             latent_split.PARTIAL_CAP = split.PARTIAL_CAP
-            plain = _planned(replace(prompt.call((0, 70)), invariant=False), tile)
+            plain = _planned(replace(call((0, 70)), invariant=False), tile)
             found.append([] if other_bits(whole, plain, ((0, 70),)) else [(0, 70)])
-            yield [f"{heads} heads, {tile}: {part}" for wrong in found for part in wrong]
+            name = f"{heads} heads, window {window}, {tile}"
+            yield [f"{name}: {part}" for wrong in found for part in wrong]
 
 
 def _planned(op: LatentOperands, tile: Tile) -> Results:

@@ -44,7 +44,7 @@ def _shape(problem: Problem, kv_block: int) -> MlaConfigV2:
         kv_block=kv_block,
         depth=problem.d_v,
         num_heads=problem.heads,
-        num_kv_heads=problem.heads,
+        num_kv_heads=problem.key_heads,
         d_qk=problem.d_qk,
         d_rope=problem.d_rope,
         cache_depth=ROPE_OFFSET + problem.d_rope,
@@ -126,6 +126,7 @@ def _sparse_block(block: MlaSparse16, problem: Problem) -> Block:
 _EVERY_DENSE = {
     "form": OneOf("dense"),
     "heads": Range(1, MAX_HEADS),
+    "group": Range(1, MAX_HEADS),
     "page_size": Range(0, MOST_PAGE_ROWS),
     **either("causal", "has_sink", "has_key_mask", "has_k_start", "wants_lse"),
     **LENGTHS,

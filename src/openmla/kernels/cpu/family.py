@@ -13,7 +13,6 @@ from openmla.planning.serves import (
     ANY,
     LENGTHS,
     SECOND,
-    YES_OR_NO,
     OneOf,
     Range,
     Second,
@@ -30,6 +29,7 @@ EVERYTHING = Serves(
         "d_nope": Range(1),
         "d_rope": ANY,
         "d_v": Range(1),
+        "group": Range(1, MAX_HEADS),
         "q_dtype": OneOf(*DTYPE_BYTES),
         "kv_dtype": _STORED,
         "v_dtype": _STORED,
@@ -37,11 +37,12 @@ EVERYTHING = Serves(
         "rope_dtype": _STORED,
         "page_size": ANY,
         "topk": ANY,
+        "window": ANY,
         "second": Second({**SECOND, "kv_dtype": _STORED}),
         **LENGTHS,
         **either("causal", "has_k_start", "has_topk_lengths", "has_sink", "has_q_scale", "span"),
         **either("has_k_scale", "has_key_mask", "wants_lse", "wants_max_logits", "aligned_16"),
-        "invariant": YES_OR_NO,
+        **either("invariant", "fp32_out"),
     }
 )
 

@@ -17,6 +17,7 @@ from openmla.kernels.cpu.online_softmax import (
     Finished,
     OnlineSoftmax,
     hide_future_keys,
+    hide_past_keys,
     is_tame,
     merge,
 )
@@ -24,7 +25,7 @@ from openmla.kernels.cpu.plan import CpuConfig
 from openmla.kernels.cpu.workers import divide
 from openmla.kernels.cpu.workspace import Workspace
 from openmla.operands import LatentOperands, Results
-from openmla.sequences import Span, page_rows, paged_spans, visible_keys
+from openmla.sequences import Span, first_key, page_rows, paged_spans, visible_keys
 
 
 class _Tile(NamedTuple):
@@ -54,7 +55,7 @@ def latent(config: CpuConfig, op: LatentOperands, results: Results) -> None:
         return
     pieces, scores = [], 0
     for span in paged_spans(op.cu_seqlens_q, op.cache_lengths):
-        scores += op.q.shape[1] * span.q_len * span.k_len
+        scores += op.q.shape[1] * span.q_len * min(span.k_len, op.window or span.k_len)
         pieces += _pieces(config, op, span)
 
     def work_on(work: Workspace, piece: _Piece) -> Finished | None:
@@ -85,21 +86,22 @@ def _pieces(config: CpuConfig, op: LatentOperands, span: Span) -> list[_Piece]:
     return [piece for piece in pieces if piece.blocks]
 
 
-def _seen_and_step(config: CpuConfig, op: LatentOperands, tile: _Tile) -> tuple[int, int]:
-    """Keys that the last token of a tile sees, and keys per block."""
+def _block_starts(config: CpuConfig, op: LatentOperands, tile: _Tile) -> range:
+    """Where the blocks of keys begin that a tile meets: from the first key that its first token
+    sees to the last that its last token sees."""
     span = tile.span
+    first = first_key(visible_keys(tile.start, span.q_len, span.k_len, op.causal), op.window)
     seen = visible_keys(tile.stop - 1, span.q_len, span.k_len, op.causal)
-    return seen, config.keys_per_block((tile.stop - tile.start) * op.q.shape[1])
+    return range(first, seen, config.keys_per_block((tile.stop - tile.start) * op.q.shape[1]))
 
 
 def _block_count(config: CpuConfig, op: LatentOperands, tile: _Tile) -> int:
-    seen, step = _seen_and_step(config, op, tile)
-    return -(-seen // step)
+    return len(_block_starts(config, op, tile))
 
 
 def _blocks(config: CpuConfig, op: LatentOperands, tile: _Tile) -> list[tuple[int, int]]:
-    seen, step = _seen_and_step(config, op, tile)
-    return [(first, min(first + step, seen)) for first in range(0, seen, step)]
+    starts = _block_starts(config, op, tile)
+    return [(first, min(first + starts.step, starts.stop)) for first in starts]
 
 
 def _attend(op: LatentOperands, work: Workspace, piece: _Piece) -> Finished:
@@ -120,6 +122,8 @@ def _attend(op: LatentOperands, work: Workspace, piece: _Piece) -> Finished:
             scores.mul_(op.weights.k_scale[slots])
         if op.causal:
             hide_future_keys(scores, tile.span, tile.start, first, rows_per_query=heads)
+        if op.window:
+            hide_past_keys(scores, tile.span, tile.start, first, op.window, rows_per_query=heads)
         state.add_block(scores, rows[None, :, : op.d_v], is_tame(rows))
     return state.finish()
 

@@ -195,6 +195,27 @@ def hide_unset_keys(scores: Tensor, words: Tensor, first: int) -> None:
         torch.minimum(scores, torch.where(hidden, -torch.inf, torch.inf), out=scores)
 
 
+def hide_past_keys(
+    scores: Tensor, span: Span, start: int, first: int, window: int, rows_per_query: int = 1
+) -> None:
+    """-inf where a key comes before the last `window` up to its query (bottom-right causal).
+
+    Rows and columns are those of `hide_future_keys`. Columns that the last query of the tile sees
+    are in no row's past: they are not touched.
+    """
+    queries = scores.shape[-2] // rows_per_query
+    first_of_first = span.k_len - span.q_len + start + 1 - window  # of the tile's first query
+    columns = min(first_of_first + queries - 1 - first, scores.shape[-1])
+    if columns <= 0:
+        return
+    key = torch.arange(first, first + columns, device=scores.device)
+    query = torch.arange(queries, device=scores.device)
+    hidden = key < (query + first_of_first)[:, None]
+    if rows_per_query > 1:
+        hidden = hidden.repeat_interleave(rows_per_query, dim=0)
+    scores[..., :columns].masked_fill_(hidden, -torch.inf)
+
+
 def hide_future_keys(
     scores: Tensor, span: Span, start: int, first: int, rows_per_query: int = 1
 ) -> None:

@@ -5,15 +5,17 @@
 | a program computes | BM queries of one sequence, one head; with SPLIT, for one range of keys |
 | programs run | by groups of GROUP heads (they share L2), longest causal tiles first |
 | Q tile | [BM, NOPE] + [BM, TAIL] + [BM, ROPE], read once |
+| K and V | those of head // KEY_GROUP |
 | a step reads | K [BN, NOPE] + [BN, TAIL], rope [BN, ROPE], V [BN, VALUE] |
 | rope from | a tensor [T, D] (stride_h 0) or [T, H, D], or the rope columns of a paged cache |
 | k_desc, rope_desc, v_desc | bulk copies of [1, BN, columns] in unmasked steps; None: pointers |
-| key_mask | None, or bits: BN / 32 words per row and step, in both loops |
+| key_mask | None, or bits: BN / 32 words per row and step, in all loops |
+| window | None, or how many keys a row sees: those before the tile's first are not read |
 | writes | out, lse; with SPLIT the unnormalized tile, row_max and row_sum, for split.py |
 
 d_nope 192 is NOPE 128 + TAIL 64; other widths are padded to a power of two with masked columns.
-Keys that every row of the tile sees are multiplied without a mask, the rest in a second loop.
-A key whose bit is not set is masked in either.
+Keys that every row of the tile sees are multiplied without a mask, the rest in a second loop, and
+with a window those at its beginning in one more. A key whose bit is not set is masked in each.
 """
 
 # ruff: noqa: PLR0913
@@ -27,12 +29,14 @@ from openmla.kernels.portable.records import RowBlock, TableLine
 from openmla.kernels.portable.rows import load_query, load_tile, page_of, read_columns, upcast
 from openmla.kernels.portable.softmax import MINUS_INF, normalize, softmax_step
 from openmla.kernels.portable.tiles import (
+    first_key,
     first_row,
     key_range,
     key_span,
     sequence_of,
     span,
     split_count,
+    window_origin,
 )
 
 
@@ -66,6 +70,7 @@ COUNTS = [
     "first_sequence",
     "words",
     "last_page",
+    "window",
 ]
 
 
@@ -100,6 +105,7 @@ def dense_kernel(
     first_sequence,
     words,
     last_page,
+    window,
     q_stride_t,
     q_stride_h,
     k_stride_t,
@@ -139,6 +145,7 @@ def dense_kernel(
     MIN_KEYS: tl.constexpr,
     KEY_STEP: tl.constexpr,
     GROUP: tl.constexpr,
+    KEY_GROUP: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
 ):
@@ -155,7 +162,11 @@ def dense_kernel(
     q_start, q_len = span(sequence, cu_q_ptr, batch, total_q)
     k_start, k_len = key_span(sequence, cu_k_ptr, k_start_ptr, batch, total_k)
     own_tiles = (q_len + BM - 1) // BM
-    parts = split_count(own_tiles * heads, k_len, PROGRAMS, MIN_KEYS)
+    if window is None:
+        parts = split_count(own_tiles * heads, k_len, PROGRAMS, MIN_KEYS)
+    else:
+        origin = window_origin(q_len, k_len, window, KEY_STEP)
+        parts = split_count(own_tiles * heads, k_len - origin, PROGRAMS, MIN_KEYS)
     if SPLIT:
         slot = program % PROGRAMS
         unit = slot // parts
@@ -163,7 +174,12 @@ def dense_kernel(
         row_start = unit // heads * BM
         if (parts == 1) | (row_start >= q_len):
             return
-        k_first, k_stop = key_range(slot % parts, parts, k_len, KEY_STEP)
+        if window is None:
+            k_first, k_stop = key_range(slot % parts, parts, k_len, KEY_STEP)
+        else:
+            k_first, k_stop = key_range(slot % parts, parts, k_len - origin, KEY_STEP)
+            k_first += origin
+            k_stop += origin
     else:
         row_start = first_row(tile, sequence, cu_q_ptr, total_q, 1, BM)
         if (parts > 1) | (row_start >= q_len):
@@ -185,6 +201,14 @@ def dense_kernel(
         middle = k_stop
         stop = k_stop
     middle = tl.maximum(middle // BN * BN, k_first)
+    if window is not None:
+        # No row sees keys before `earliest`; between `edge` and `middle` every row sees all.
+        since = first_key(row + offset, window)
+        earliest = first_key(row_start + offset, window)
+        latest = first_key(tl.minimum(row_start + BM, q_len) - 1 + offset, window)
+        k_first = tl.maximum(earliest // BN * BN, k_first)
+        edge = tl.maximum(tl.minimum((latest + BN - 1) // BN * BN, stop), k_first)
+        middle = tl.maximum(middle, edge)
 
     # The query tile.
     nope = tl.arange(0, NOPE)
@@ -208,10 +232,11 @@ def dense_kernel(
     k_token = (k_start + key).to(tl.int64)
     k_step = tl.cast(k_stride_t, tl.int64)
     v_step = tl.cast(v_stride_t, tl.int64)
-    k_row = k_ptr + head * tl.cast(k_stride_h, tl.int64) + k_token[:, None] * k_step
+    key_head = head if KEY_GROUP == 1 else head // KEY_GROUP
+    k_row = k_ptr + key_head * tl.cast(k_stride_h, tl.int64) + k_token[:, None] * k_step
     k_pointers = k_row + nope[None, :]
     value = tl.arange(0, VALUE)
-    v_row = v_ptr + head * tl.cast(v_stride_h, tl.int64) + k_token[:, None] * v_step
+    v_row = v_ptr + key_head * tl.cast(v_stride_h, tl.int64) + k_token[:, None] * v_step
     v_pointers = v_row + value[None, :]
     if ROPE > 0:
         rope_step = tl.cast(rope_stride_t, tl.int64)
@@ -222,14 +247,18 @@ def dense_kernel(
                 last_page=last_page,
             )
         else:
-            rope_row = rope_ptr + head * tl.cast(rope_stride_h, tl.int64)
+            rope_row = rope_ptr + key_head * tl.cast(rope_stride_h, tl.int64)
             rope_pointers = rope_row + k_token[:, None] * rope_step + rope[None, :]
     acc = tl.zeros([BM, VALUE], tl.float32)
     row_max = tl.full([BM], MINUS_INF, tl.float32)
     row_sum = tl.zeros([BM], tl.float32)
-    for masked in tl.static_range(2):
-        if masked == 0:
+    # Loop 0 is where the window begins, loop 1 the keys that all rows see, loop 2 the rest.
+    for loop in tl.static_range(1 if window is None else 0, 3):
+        if loop == 0:
             begin = k_first
+            end = edge
+        elif loop == 1:
+            begin = k_first if window is None else edge
             end = middle
         else:
             begin = middle
@@ -237,12 +266,14 @@ def dense_kernel(
         for start in tl.range(begin, end, BN):
             here = start + key
             here_ok = here < stop
+            if loop == 0:
+                here_ok = here_ok & (here >= earliest)
             skip = tl.cast(start, tl.int64)
-            if k_desc is not None and masked == 0:
-                k = k_desc.load([head, k_start + start, 0]).reshape(BN, NOPE)
+            if k_desc is not None and loop == 1:
+                k = k_desc.load([key_head, k_start + start, 0]).reshape(BN, NOPE)
             else:
                 k = load_tile(
-                    k_pointers + skip * k_step, here_ok, nope < D_NOPE, masked == 1, NOPE != D_NOPE
+                    k_pointers + skip * k_step, here_ok, nope < D_NOPE, loop != 1, NOPE != D_NOPE
                 )
             s = tl.dot(q, tl.trans(upcast(k, K_TYPE)))
             if TAIL > 0:
@@ -250,13 +281,13 @@ def dense_kernel(
                     k_row + skip * k_step + tail[None, :],
                     here_ok,
                     tail < D_NOPE,
-                    masked == 1,
+                    loop != 1,
                     NOPE + TAIL != D_NOPE,
                 )
                 s = tl.dot(q_tail, tl.trans(upcast(k_tail, K_TYPE)), s)
             if ROPE > 0:
                 if PAGE > 0:
-                    page, place = page_of(line, here, here_ok, PAGE, masked == 1)
+                    page, place = page_of(line, here, here_ok, PAGE, loop != 1)
                     rows = RowBlock(
                         data_ptr=rope_ptr,
                         scale_ptr=rope_scale_ptr,
@@ -265,17 +296,17 @@ def dense_kernel(
                         ok=here_ok,
                     )
                     k_rope = read_columns(
-                        rows, ROPE_FIRST, D_ROPE, ROPE, ROPE_ROW, ROPE_TYPE, masked == 1
+                        rows, ROPE_FIRST, D_ROPE, ROPE, ROPE_ROW, ROPE_TYPE, loop != 1
                     )
-                elif rope_desc is not None and masked == 0:
-                    k_rope = rope_desc.load([head * ROPE_PER_HEAD, k_start + start, 0])
+                elif rope_desc is not None and loop == 1:
+                    k_rope = rope_desc.load([key_head * ROPE_PER_HEAD, k_start + start, 0])
                     k_rope = k_rope.reshape(BN, ROPE)
                 else:
                     k_rope = load_tile(
                         rope_pointers + skip * rope_step,
                         here_ok,
                         rope < D_ROPE,
-                        masked == 1,
+                        loop != 1,
                         ROPE != D_ROPE,
                     )
                     k_rope = upcast(k_rope, ROPE_TYPE)
@@ -292,19 +323,21 @@ def dense_kernel(
             if q_scale_ptr is not None:
                 s = s * (row_factor * step_factor)[:, None]
                 step_factor = 1.0
-            if masked == 1:
+            if loop != 1:
                 s = tl.where(here[None, :] < seen[:, None], s, MINUS_INF)
+            if loop == 0:
+                s = tl.where(here[None, :] >= since[:, None], s, MINUS_INF)
             if mask_ptr is not None:
                 lines = mask_ptr + token * mask_stride
                 s = tl.where(bits_of(lines, start, row_ok, words, BN), s, MINUS_INF)
             p, row_max, row_sum, rescale = softmax_step(
-                s, row_max, row_sum, step_factor, masked == 1 or mask_ptr is not None
+                s, row_max, row_sum, step_factor, loop != 1 or mask_ptr is not None
             )
-            if v_desc is not None and masked == 0:
-                v = v_desc.load([head, k_start + start, 0]).reshape(BN, VALUE)
+            if v_desc is not None and loop == 1:
+                v = v_desc.load([key_head, k_start + start, 0]).reshape(BN, VALUE)
             else:
                 v = load_tile(
-                    v_pointers + skip * v_step, here_ok, value < D_V, masked == 1, VALUE != D_V
+                    v_pointers + skip * v_step, here_ok, value < D_V, loop != 1, VALUE != D_V
                 )
             acc = tl.dot(p.to(V_TYPE), upcast(v, V_TYPE), acc * rescale[:, None])
 

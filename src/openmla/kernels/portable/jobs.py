@@ -17,7 +17,12 @@ PROBLEMS = {
     "": DENSE,
     "shared keys": replace(DENSE, has_k_start=True),
     "key mask": replace(DENSE, has_key_mask=True),
+    "grouped heads": replace(DENSE, group=4),
+    "fp32 out": replace(DENSE, fp32_out=True),
+    "window": replace(DENSE, window=128, total_q=512, total_k=512),
     "pages": LATENT,
+    "window of pages": replace(LATENT, window=128),
+    "window and split keys": replace(LATENT, total_q=1, total_k=32768, window=8192),
     "split keys": replace(LATENT, total_q=1, total_k=32768),
     "128 heads": replace(LATENT, form="sparse", heads=128, topk=64),
     # With so many rows, rows are dequantized where they are read, not ahead.

@@ -32,10 +32,12 @@ from openmla.kernels.portable.rows import load_query, page_of
 from openmla.kernels.portable.softmax import MINUS_INF, PARTS, normalize
 from openmla.kernels.portable.tiles import (
     cut,
+    first_key,
     first_row,
     latent_ranges,
     sequence_of,
     span,
+    window_origin,
 )
 
 COUNTS = [
@@ -48,6 +50,7 @@ COUNTS = [
     "first_sequence",
     "slots",
     "last_page",
+    "window",
 ]
 
 
@@ -75,6 +78,7 @@ def latent_kernel(
     first_sequence,
     slots,
     last_page,
+    window,
     q_stride_t,
     q_stride_h,
     data_stride_page,
@@ -99,6 +103,7 @@ def latent_kernel(
     TWO_TERMS: tl.constexpr,
     SPLIT: tl.constexpr,
     RULE: tl.constexpr,
+    KEY_STEP: tl.constexpr,
     STAGES: tl.constexpr,
     BRANCH: tl.constexpr,
     BM: tl.constexpr,
@@ -118,7 +123,13 @@ def latent_kernel(
     k_len = tl.load(lengths_ptr + sequence, mask=sequence < batch, other=0)
     k_len = cut(k_len, most_keys)
     rows = q_len * heads
-    parts, keys_of_range = latent_ranges(rows, k_len, RULE)
+    # Ranges of an invariant call begin where they do whatever its queries are.
+    MOVED: tl.constexpr = (window is not None and RULE is not None) and not FIXED
+    if MOVED:
+        origin = window_origin(q_len, k_len, window, KEY_STEP)
+        parts, keys_of_range = latent_ranges(rows, k_len - origin, RULE)
+    else:
+        parts, keys_of_range = latent_ranges(rows, k_len, RULE)
     part = 0
     if SPLIT:
         slot = program % slots
@@ -131,6 +142,8 @@ def latent_kernel(
         if (parts == 1) | (row_start >= rows) | (part >= parts):
             return
         k_first = part * keys_of_range
+        if MOVED:
+            k_first += origin
         k_stop = tl.minimum(k_first + keys_of_range, k_len)
     else:
         row_start = first_row(tile, sequence, cu_q_ptr, total_q, heads, BM)
@@ -156,6 +169,15 @@ def latent_kernel(
         middle = k_stop
         stop = k_stop
     middle = tl.maximum(middle // BN * BN, k_first)
+    if window is not None:
+        # No row sees keys before `earliest`; between `edge` and `middle` every row sees all.
+        since = first_key(query + offset, window)
+        earliest = first_key(row_start // heads + offset, window)
+        last_query = (tl.minimum(row_start + BM, rows) - 1) // heads
+        latest = first_key(last_query + offset, window)
+        k_first = tl.maximum(earliest // BN * BN, k_first)
+        edge = tl.maximum(tl.minimum((latest + BN - 1) // BN * BN, stop), k_first)
+        middle = tl.maximum(middle, edge)
 
     column = tl.arange(0, LATENT)
     q_row = q_ptr + (token * q_stride_t + head * tl.cast(q_stride_h, tl.int64))[:, None]
@@ -190,9 +212,13 @@ def latent_kernel(
         row_max=tl.full([BM], MINUS_INF, tl.float32),
         row_sum=tl.zeros([BM, PARTS], tl.float32),
     )
-    for masked in tl.static_range(2):
-        if masked == 0:
+    # Loop 0 is where the window begins, loop 1 the keys that all rows see, loop 2 the rest.
+    for loop in tl.static_range(1 if window is None else 0, 3):
+        if loop == 0:
             begin = k_first
+            end = edge
+        elif loop == 1:
+            begin = k_first if window is None else edge
             end = middle
         else:
             begin = middle
@@ -200,7 +226,9 @@ def latent_kernel(
         for start in tl.range(begin, end, BN, num_stages=STAGES):
             here = start + key
             here_ok = here < stop
-            page, place = page_of(line, here, here_ok, PAGE, masked == 1)
+            if loop == 0:
+                here_ok = here_ok & (here >= earliest)
+            page, place = page_of(line, here, here_ok, PAGE, loop != 1)
             key_factor = None
             if k_scale_ptr is not None:
                 key_factor = tl.load(k_scale_ptr + page * PAGE + place, mask=here_ok, other=0.0)
@@ -212,6 +240,8 @@ def latent_kernel(
                 ok=here_ok,
             )
             visible = here[None, :] < seen[:, None]
+            if loop == 0:
+                visible = visible & (here[None, :] >= since[:, None])
             factors = Factors(factor=factor, key=key_factor, row=row_factor)
             state = row_step(
                 state,
@@ -230,8 +260,8 @@ def latent_kernel(
                 TWO_TERMS,
                 BN,
                 BRANCH,
-                masked == 1,
-                masked == 1,
+                loop != 1,
+                loop != 1,
             )
 
     row_sum = tl.sum(state.row_sum, 1)

@@ -218,10 +218,11 @@ class PortableConfig(Limited):
         rule, most_keys = self.split, problem.most_keys
         if rule is None or not problem.batch or not problem.total_k:
             return None
-        if isinstance(rule, FixedSplit):
+        if isinstance(rule, FixedSplit):  # numbered from the first key, with a window too
             ranges = rule.ranges(most_keys)
             tokens = min(rule.tokens_together(most_keys), problem.total_q)
             return SplitSpace(ranges, 0, problem.batch, tokens) if ranges > 1 else None
+        most_keys = self._most_split_keys(problem)
         if isinstance(rule, LatentSplit):
             if not rule.can_split(most_keys):
                 return None
@@ -235,6 +236,17 @@ class PortableConfig(Limited):
             tiles = slots // 4  # a request that is split leaves half of the SMs idle
         one = slots * self.BM * (self.out_cols + PARTIAL_STATE) * split.FP32
         return SplitSpace(slots, tiles, min(problem.batch, max(1, split.PARTIAL_CAP // one)))
+
+    def _most_split_keys(self, problem: Problem) -> int:
+        """Most keys that a request that is split can see: with a window, those of its queries, of
+        which it has few, from where a whole step begins."""
+        if not problem.window:
+            return problem.most_keys
+        queries = latent_split.MOST_PART_ROWS // self.heads
+        if isinstance(self.split, SplitRule):
+            queries = self.split.longest_split_chunk
+        most = problem.keys_seen(queries, problem.most_keys) + split.KEY_STEP - 1
+        return min(most, problem.most_keys)
 
     @property
     def scratch_bytes(self) -> int:
@@ -385,7 +397,7 @@ def _cache_read(problem: Problem, tile: Tile, same_bits: bool) -> CacheRead:
     rows, row_bytes = problem.total_k, DTYPE_BYTES["bf16"] * problem.d_qk
     if problem.form == "dense" or problem.kv_dtype in DTYPE_BYTES:
         return PLAIN
-    if problem.span or problem.second:
+    if problem.span or problem.second or problem.window:  # few rows of the pool are read at all
         return CacheRead("in_kernel", rows, row_bytes)
     row_blocks = ceildiv(problem.heads, tile.BM)
     if problem.form == "sparse":

@@ -28,10 +28,12 @@ from openmla.kernels.portable.tiles import (
     sequence_of,
     span,
     split_count,
+    window_origin,
 )
 
 COUNTS = [
-    *("total_q", "most_keys", "batch", "heads", "first_sequence", "slots", "most_units", "tiles")
+    *("total_q", "most_keys", "batch", "heads", "first_sequence", "slots", "most_units", "tiles"),
+    "window",
 ]
 
 
@@ -54,6 +56,7 @@ def merge_kernel(
     slots,
     most_units,
     tiles,
+    window,
     out_stride_t,
     out_stride_h,
     lse_stride_t,
@@ -62,6 +65,7 @@ def merge_kernel(
     VALUE: tl.constexpr,
     PACKED: tl.constexpr,
     RULE: tl.constexpr,
+    KEY_STEP: tl.constexpr,
     BM: tl.constexpr,
     ROWS: tl.constexpr,
 ):
@@ -85,6 +89,8 @@ def merge_kernel(
         k_len = cut(tl.load(lengths_ptr + sequence, mask=sequence < batch, other=0), most_keys)
     else:
         _, k_len = key_span(sequence, cu_k_ptr, k_start_ptr, batch, most_keys)
+    if window is not None and not FIXED:
+        k_len -= window_origin(q_len, k_len, window, KEY_STEP)
     if PACKED:
         rows = q_len * heads
         units = (rows + BM - 1) // BM

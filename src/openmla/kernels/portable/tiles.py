@@ -79,6 +79,20 @@ def key_span(sequence, cu_ptr, start_ptr, batch, total):
 
 
 @triton.jit
+def first_key(seen, window):
+    """The first key of a row that sees the last `window` of its first `seen` keys."""
+    # Clamped before the subtraction: seen may be negative, and the difference overflow 32 bits.
+    return tl.maximum(tl.maximum(seen, 0) - window, 0)
+
+
+@triton.jit
+def window_origin(q_len, k_len, window, STEP: tl.constexpr):
+    """Where the keys of a request begin that any of its queries sees, in whole steps. Its ranges
+    are those of the keys from there on."""
+    return first_key(k_len - q_len + 1, window) // STEP * STEP
+
+
+@triton.jit
 def split_count(tiles, k_len, PROGRAMS: tl.constexpr, MIN_KEYS: tl.constexpr):
     """Ranges of keys of a request with `tiles` tiles: 1 unless it leaves half of the GPU idle.
 

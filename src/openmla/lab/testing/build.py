@@ -32,7 +32,7 @@ from openmla.operands import (
     SparseOperands,
     Weights,
 )
-from openmla.sequences import visible_keys
+from openmla.sequences import first_key, visible_keys
 
 Outcome = Results
 """What an implementation returned."""
@@ -75,7 +75,8 @@ class BuiltCase:
         q, place = self.operands.q, self.case.out
         gaps = {"strided": place == "strided", "aligned": place == "aligned"}
         shape = (*q.shape[:2], self.case.d_v)
-        return self.memory.new(shape, out_dtype(q.dtype), **gaps).fill_(torch.nan)
+        dtype = torch.float32 if self.case.fp32_out else out_dtype(q.dtype)
+        return self.memory.new(shape, dtype, **gaps).fill_(torch.nan)
 
     @contextmanager
     def _defaults(self) -> Iterator[None]:
@@ -122,7 +123,8 @@ class BuiltCase:
         if case.form == "sparse":
             return f"{place}, its own list of {case.topk} indices"
         seen = visible_keys(query, q_len, k_len, case.causal)
-        return f"{place}, sees {seen} of {k_len} keys"
+        first = first_key(seen, case.window)
+        return f"{place}, sees {seen - first} of {k_len} keys" + f" from {first} on" * bool(first)
 
 
 def build(case: Case, device: Any = "cpu", memory: Memory | None = None) -> BuiltCase:
@@ -144,23 +146,37 @@ class _Builder:
         self.side_dtype = DTYPES[case.side_dtype or case.dtype]
         self.rope_dtype = DTYPES[case.rope_dtype or case.side_dtype or case.dtype]
         self.positions = torch.cat([_count(0), *(_count(k) for k in case.k_lens)])
+        lens = zip(case.q_lens, case.k_lens, strict=True)
+        self.first_keys = [self._first_key(q_len, k_len) for q_len, k_len in lens]
+        """Of every sequence, the first key that a query sees. Those before it stay background."""
+        ends = list(accumulate(case.k_lens))
+        runs = zip(ends, case.k_lens, self.first_keys, strict=True)
+        seen = [_count(end)[end - k_len + first :] for end, k_len, first in runs]
+        self.read = torch.cat([_count(0), *seen])
+        """Keys that some query sees, numbered over all sequences."""
+
+    def _first_key(self, q_len: int, k_len: int) -> int:
+        """Spelled out, as `_slots` is: what the first query sees, the first of all."""
+        if not (self.case.window and q_len):
+            return 0
+        return max(max(k_len - q_len + 1, 0) - self.case.window, 0)
 
     def dense(self) -> tuple[Operands, dict[str, Any]]:
         case, draw = self.case, self.draw
         q, tokens = self._queries(), case.total_k
-        k_nope = self._rows(draw.keys(self.positions, case.heads, case.d_nope), self.dtype)
+        k_nope = self._keys(draw.keys(self.positions, case.key_heads, case.d_nope), self.dtype)
         gaps = {"aligned": True} if case.layout == "values" else self.gaps
-        v = self._rows(draw.values(tokens, case.heads, case.d_v), self.side_dtype, gaps=gaps)
+        v = self._keys(draw.values(tokens, case.key_heads, case.d_v), self.side_dtype, gaps)
         cu_q, cu_k = self._offsets(case.q_lens), self._offsets(case.k_lens)
-        weights = self._weights(tokens + case.spare, _count(tokens))
+        weights = self._weights(tokens + case.spare, self.read)
         k_rope, cache, paging = None, None, {}
         if case.rope == "cache":
             cache, table = self._paged_cache(self._latent_beside_rope())
             paging = {"block_table": table, "cache_lengths": self._ints(case.k_lens)}
         elif case.rope != "none":
-            row = {"shared": (), "shared_3d": (1,), "per_head": (case.heads,)}[case.rope]
+            row = {"shared": (), "shared_3d": (1,), "per_head": (case.key_heads,)}[case.rope]
             keys = draw.keys(self.positions, *row, case.d_rope)
-            k_rope = self._rows(keys, self.rope_dtype)
+            k_rope = self._keys(keys, self.rope_dtype)
         arguments: dict[str, Any] = {
             "q": q,
             "k_nope": k_nope,
@@ -179,6 +195,8 @@ class _Builder:
             k_rope = k_rope[:, 0]
         if case.key_mask != "none":
             arguments["key_mask"] = self._key_mask(q.shape[0])
+        if case.window:
+            arguments["window"] = case.window
         operands = DenseOperands(
             q,
             k_nope,
@@ -191,6 +209,7 @@ class _Builder:
             cache,
             paging.get("block_table"),
             key_mask=arguments.get("key_mask"),
+            window=case.window,
         )
         return operands, arguments
 
@@ -217,7 +236,9 @@ class _Builder:
         }
         if case.kv == "plain" or case.d_v != case.d_nope:
             arguments["d_v"] = case.d_v
-        flags = case.causal, case.d_v, weights, case.invariant
+        if case.window:
+            arguments["window"] = case.window
+        flags = case.causal, case.d_v, weights, case.invariant, case.window
         operands = LatentOperands(q, cache, table, lengths, cu_q, *flags)
         return operands, arguments
 
@@ -269,6 +290,19 @@ class _Builder:
         if self.case.form == "sparse":  # every row of q is a query: there is no cu_seqlens
             return self._rows(values, self.dtype, spare=0)
         return self._rows(values, self.dtype)
+
+    def _keys(
+        self, values: Tensor, dtype: torch.dtype, gaps: dict[str, bool] | None = None
+    ) -> Tensor:
+        """Rows of keys or of what belongs to them; those that nobody sees stay background."""
+        if not any(self.first_keys):
+            return self._rows(values, dtype, gaps=gaps)
+        rows = self._rows(values[:0], dtype, spare=values.shape[0] + self.case.spare, gaps=gaps)
+        ends = accumulate(self.case.k_lens)
+        for end, k_len, first in zip(ends, self.case.k_lens, self.first_keys, strict=True):
+            seen = slice(end - k_len + first, end)
+            rows[seen].copy_(to_dtype(values[seen], dtype))
+        return rows
 
     def _rows(
         self,
@@ -342,14 +376,15 @@ class _Builder:
         shape = (len(counts), max(counts, default=0) + case.spare)
         table = self.memory.new(shape, torch.int32, **self.gaps)
         start = 0
-        for b, count in enumerate(counts):
-            table[b, :count] = order[start : start + count].to(table.device)
+        for b, (count, first) in enumerate(zip(counts, self.first_keys, strict=True)):
+            before = first // case.page_size
+            table[b, before:count] = order[start + before : start + count].to(table.device)
             start += count
-        self._append(cache, self._slots(table, case.page_size), self.positions)
+        self._append(cache, self._slots(table, case.page_size), self.positions[self.read])
         return cache, table
 
     def _slots(self, table: Tensor, page_size: int) -> Tensor:
-        """Physical rows of all keys, sequence by sequence, on the CPU.
+        """Physical rows of all keys that are seen, sequence by sequence, on the CPU.
 
         Spelled out rather than shared with openmla.sequences: a mistake there then reads rows that
         were never written, which poisons show.
@@ -358,7 +393,7 @@ class _Builder:
         rows = [
             pages[b][key // page_size] * page_size + key % page_size
             for b, keys in enumerate(self.case.k_lens)
-            for key in range(keys)
+            for key in range(self.first_keys[b], keys)
         ]
         return torch.tensor(rows, dtype=torch.int64, device="cpu")
 

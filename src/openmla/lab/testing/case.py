@@ -43,7 +43,17 @@ DEFAULT_DTYPES = ("fp32", "bf16", "fp16")
 DEFAULT_DEVICES = ("", "meta", "same")
 """same: the device that the tensors are on. An empty string leaves torch's own."""
 
-LEAST = {"heads": 1, "d_nope": 1, "d_rope": 0, "d_v": 1, "page_size": 1, "spare": 0, "topk": 0}
+LEAST = {
+    "heads": 1,
+    "group": 1,
+    "d_nope": 1,
+    "d_rope": 0,
+    "d_v": 1,
+    "page_size": 1,
+    "spare": 0,
+    "topk": 0,
+    "window": 0,
+}
 """The smallest value of each count."""
 
 
@@ -73,6 +83,10 @@ class Case:
     page_size: int = 16
     spare: int = 0
     causal: bool = True
+    window: int = 0
+    """Keys that a query sees at most; 0: no window."""
+    group: int = 1
+    """Query heads that share a head of K and V, in the dense form."""
     invariant: bool = False
     """Whether a latent call is asked for bits that do not depend on chunks."""
     topk: int = 0
@@ -88,6 +102,8 @@ class Case:
     values: str = "normal"
     layout: str = "contiguous"
     out: str = "fresh"
+    fp32_out: bool = False
+    """Whether the `out` that is given is fp32 beside queries of another type."""
     default_dtype: str = "fp32"
     """torch's default dtype during the call, which must not matter."""
     default_device: str = ""
@@ -131,6 +147,12 @@ class Case:
             raise InvalidArgument("d_v", f"at most the latent width {self.d_nope}", self.d_v)
         if self.form != "dense" and self.key_mask != "none":
             raise InvalidArgument("key_mask", f"'none' in the {self.form} form", self.key_mask)
+        if self.window and (self.form == "sparse" or not self.causal):
+            raise InvalidArgument("window", "0 unless dense or latent, and causal", self.window)
+        if self.fp32_out and (self.out == "fresh" or self.dtype == "fp32"):
+            raise InvalidArgument("fp32_out", "False unless a narrower out is given", True)
+        if self.heads % self.group or (self.group > 1 and self.form != "dense"):
+            raise InvalidArgument("group", f"1, or a divisor of {self.heads} heads", self.group)
         if self.form != "latent" and self.invariant:
             raise InvalidArgument("invariant", f"False in the {self.form} form", True)
         if self.form == "dense" and (self.rope == "none") != (self.d_rope == 0):
@@ -141,6 +163,11 @@ class Case:
     def d_qk(self) -> int:
         """Width of a query."""
         return self.d_nope + self.d_rope
+
+    @property
+    def key_heads(self) -> int:
+        """Heads of K and V in the dense form."""
+        return self.heads // self.group
 
     @property
     def total_q(self) -> int:
@@ -194,6 +221,8 @@ class Case:
             parts += [f"topk {self.topk} {self.index_kind} lengths {self.topk_lengths}"]
         else:
             parts += ["causal" if self.causal else "full"]
+        parts += [f"groups of {self.group}"] * (self.group > 1)
+        parts += [f"window {self.window}"] * bool(self.window)
         parts += ["invariant"] * self.invariant
         if self.is_paged:
             parts += [f"{self.kv} pages of {self.page_size}"]
@@ -203,7 +232,7 @@ class Case:
         parts += [name for name in ("q_scale", "k_scale") if getattr(self, name)]
         parts += [f"mask {self.key_mask}"] * (self.key_mask != "none")
         parts += [self.layout] * (self.layout != "contiguous")
-        parts += [f"out {self.out}"] * (self.out != "fresh")
+        parts += [f"out {self.out}" + " fp32" * self.fp32_out] * (self.out != "fresh")
         parts += [f"default {self.default_dtype}"] * (self.default_dtype != "fp32")
         parts += [f"default {self.default_device} device"] * bool(self.default_device)
         return " ".join([*parts, self.values, f"seed {self.seed}"])

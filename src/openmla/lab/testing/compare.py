@@ -19,7 +19,8 @@ bf16 and fp32 that happens at 2^-126). Four keys with P = 1, 2^-20, 2^-21, 2^-26
 1, 1: out is 6.2e-5, for which the terms with u allow 6.1e-8, and the rounding of the three small
 weights may cost 3 * 2^-25 = 8.9e-8. P has the dtype of V, which may be fp16 where the output is
 bf16: beside e4m3 queries. Where a kernel is known to round weights for e4m3 values to e4m3 as well,
-the u of the second term is theirs, 2^-4.
+the u of the second term is theirs, 2^-4. Beside an fp32 output of narrower inputs the u of the
+first term is fp32's, and the second keeps that of the inputs (`rule_of_fp32`).
 
 That is an upper bound, and an upper bound alone misses small errors in every element, so more is
 bounded as well (limits in `Rule`), beyond what `score` and the floors allow:
@@ -50,6 +51,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from openmla.checks import out_dtype
 from openmla.lab.testing.build import BuiltCase, Outcome
 from openmla.operands import DenseOperands
 from openmla.reference import Truth
@@ -77,6 +79,8 @@ class Rule:
     lse: float = 4e-6
     p: float = 0.0
     """Unit roundoff of P where that is larger."""
+    alike: float = 0.0
+    """Unit roundoff by which values round alike, where it is not that of the output."""
 
 
 # bf16 and fp16: the limits were set against simulated kernels that round P to the same dtype (worst
@@ -102,6 +106,27 @@ FP8_WEIGHTS = replace(
     bias=5.0e-3,
     p_floor=2.0**-14,
 )
+
+
+HALF_AS_MANY = 0.5**0.5
+
+
+def rule_of_fp32(narrow: Rule) -> Rule:
+    """The rule of an fp32 output beside inputs that `narrow` is the rule of.
+
+    P is rounded as ever, the output is not: of two errors of one size one is left, and norms, in
+    which both are independent, lose a factor of sqrt(2).
+    """
+    fp32 = RULES[torch.float32]
+    return replace(
+        fp32,
+        p=narrow.u,
+        alike=narrow.u,
+        frobenius=narrow.frobenius * HALF_AS_MANY,
+        row=narrow.row * HALF_AS_MANY,
+        bias=narrow.bias,
+        p_floor=narrow.p_floor,
+    )
 
 
 @dataclass(frozen=True)
@@ -143,7 +168,9 @@ def judge(
 ) -> Verdict:
     """`compare` for a built case. `fp8_sums`: whether FP8 products were summed as tensor cores do
     (None: on a GPU); `fp8_weights`: whether weights were rounded to e4m3, as V is."""
-    rule = RULES[outcome.out.dtype]
+    rule = RULES[out_dtype(built.operands.q.dtype)]
+    if outcome.out.dtype == torch.float32 != built.operands.q.dtype:
+        rule = rule_of_fp32(rule)
     if fp8_weights:
         rule = FP8_WEIGHTS
     elif isinstance(built.operands, DenseOperands) and built.operands.v.dtype == torch.float16:
@@ -238,7 +265,7 @@ class _Judgement:
         self.error = (self.out - truth.out).abs().nan_to_num(nan=torch.inf)
         delta, self.lse_delta = (loss * truth.score_magnitude for loss in losses)
         score = torch.expm1((2 * delta).clamp(max=50.0))
-        self.distinct = _distinct(truth.out, rule.u)
+        self.distinct = _distinct(truth.out, rule.alike or rule.u)
         # The row sum in units of the largest weight: at least 1, and n where all weights are equal.
         row_sum = torch.exp(truth.lse - truth.max_logits).nan_to_num(nan=1.0).clamp(min=1)
         small = rule.p_floor * truth.total_v / row_sum[..., None]

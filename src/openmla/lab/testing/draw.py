@@ -47,6 +47,12 @@ COST_LIMIT = 1_500_000
 """Multiply-adds of a case: about 10 ms of float64 reference on one core."""
 MASKED = 0.2
 """Share of dense cases with a key_mask."""
+WINDOWED = 0.15
+"""Share of causal dense and latent cases with a window."""
+FP32_OUT = 0.15
+"""Share of cases with a given `out`, beside narrower queries, where it is fp32."""
+GROUPED = 0.1
+"""Share of dense cases of several heads with fewer heads of K and V."""
 PROFILES = {"widths": 45, "ragged": 26, "long_k": 12, "long_q": 6, "model": 11}
 """How often each is drawn, in percent."""
 
@@ -72,9 +78,37 @@ def random_case(seed: int) -> Case:
     fields |= _options(rng)
     if form == "dense" and rng.random() < MASKED:
         fields["key_mask"] = rng.choice(("half", "half", "few", "all"))
+    fields |= _window(seed, fields)
     if fields["values"] == "exact":
         fields["scale"] = 0.25  # products of small integers and this are exact
-    return fit(Case(**fields), COST_LIMIT)
+    return _with_fp32(_grouped(fit(Case(**fields), COST_LIMIT)))
+
+
+def _with_fp32(case: Case) -> Case:
+    """Some cases that are given an `out` get one of fp32; by numbers of their own, as a window."""
+    rng = random.Random(f"fp32 out {case.seed}")
+    given = case.out != "fresh" and case.dtype != "fp32"
+    return replace(case, fp32_out=True) if given and rng.random() < FP32_OUT else case
+
+
+def _grouped(case: Case) -> Case:
+    """Some dense cases with fewer heads of K and V; by numbers of its own, as a window."""
+    rng = random.Random(f"group {case.seed}")
+    divisors = [n for n in range(2, case.heads + 1) if case.heads % n == 0]
+    if case.form != "dense" or not divisors or rng.random() >= GROUPED:
+        return case
+    return replace(case, group=rng.choice(divisors))
+
+
+def _window(seed: int, fields: dict[str, Any]) -> dict[str, Any]:
+    """A window at an edge of blocks or of the keys, for some causal cases. It has numbers of its
+    own: other cases are what they were before there were windows."""
+    rng = random.Random(f"window {seed}")
+    if fields["form"] == "sparse" or not fields["causal"] or rng.random() >= WINDOWED:
+        return {}
+    longest = max(fields["k_lens"], default=1) or 1
+    edges = (1, 2, 15, 16, 17, 127, 128, 129, longest, longest + 1, rng.randint(1, longest))
+    return {"window": rng.choice(edges)}
 
 
 def varied(case: Case, number: int) -> Case:
@@ -124,7 +158,7 @@ def fit(case: Case, limit: int) -> Case:
         elif case.form != "sparse" and max(case.k_lens) > 8 and case.heads <= 8:
             case = replace(case, k_lens=tuple(min(k, max(case.k_lens) // 2) for k in case.k_lens))
         elif case.heads > 1:
-            case = replace(case, heads=case.heads // 2)
+            case = replace(case, heads=case.heads // 2, group=1)
         elif case.form == "sparse":
             case = replace(case, topk=case.topk // 2)
         else:

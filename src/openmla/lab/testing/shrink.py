@@ -13,6 +13,7 @@ from openmla.lab.testing.case import Case
 
 SIMPLEST: dict[str, Any] = {
     "layout": "contiguous",
+    "fp32_out": False,
     "out": "fresh",
     "spare": 0,
     "sink": "none",
@@ -20,6 +21,8 @@ SIMPLEST: dict[str, Any] = {
     "k_scale": False,
     "key_mask": "none",
     "return_max_logits": False,
+    "window": 0,
+    "group": 1,
     "causal": False,
     "invariant": False,
     "values": "normal",

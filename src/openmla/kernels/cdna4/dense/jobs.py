@@ -58,6 +58,7 @@ PROBLEMS = {
     "fp8 192+64→256 scales": replace(typed(_GLM5, "e4m3"), has_q_scale=True, has_k_scale=True),
     "fp8 256+64→256": replace(typed(_GLM5, "e4m3"), d_nope=256),
     "bf16 128+64→128 key mask": replace(_V3, has_key_mask=True),
+    "bf16 128+64→128 grouped heads": replace(_V3, group=8),
     "bf16 128+64→128 shared keys": replace(_V3, has_k_start=True),
     "bf16 192+64→256 key mask, pages of 64": replace(
         _GLM5, has_key_mask=True, rope="cache", page_size=64

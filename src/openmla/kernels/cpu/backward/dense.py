@@ -20,10 +20,15 @@ from torch import Tensor
 
 from openmla.backward.operands import BackwardOperands, Gradients
 from openmla.kernels.cpu.backward.plan import CpuBackwardConfig
-from openmla.kernels.cpu.online_softmax import LOG2_E, hide_future_keys, hide_unset_keys
+from openmla.kernels.cpu.online_softmax import (
+    LOG2_E,
+    hide_future_keys,
+    hide_past_keys,
+    hide_unset_keys,
+)
 from openmla.kernels.cpu.workspace import Workspace
 from openmla.operands import DenseOperands
-from openmla.sequences import Span, ragged_spans, visible_keys
+from openmla.sequences import Span, first_key, first_key_of, ragged_spans, visible_keys
 
 
 def dense_backward(config: CpuBackwardConfig, op: BackwardOperands, grads: Gradients) -> None:
@@ -79,7 +84,8 @@ def _sequence(
     starts = range(0, span.q_len, BM)
     tiles = [_Tile(op, span, heads, i, min(i + BM, span.q_len)) for i in starts]
     tiles = [tile for tile in tiles if tile.key_limit]
-    for first in range(0, max((tile.key_limit for tile in tiles), default=0), BN):
+    end = max((tile.key_limit for tile in tiles), default=0)
+    for first in range(first_key_of(span, op.forward.window), end, BN):
         last = min(first + BN, span.k_len)
         block = _Block(op.forward, work, span, heads, first, last, grads.kv is not None)
         for tile in tiles:
@@ -112,6 +118,9 @@ class _Tile:
         self.op, self.span, self.heads, self.start = forward, span, heads, start
         self.tokens = slice(span.q_start + start, span.q_start + stop)
         self.key_limit = visible_keys(stop - 1, span.q_len, span.k_len, forward.causal)
+        self.first_key = first_key(
+            visible_keys(start, span.q_len, span.k_len, forward.causal), forward.window
+        )
         self.q = forward.q[self.tokens, heads].transpose(0, 1).float().contiguous()
         lse = op.lse[self.tokens, heads].T
         empty = lse == -torch.inf
@@ -140,32 +149,36 @@ class _Tile:
 
     def meet(self, work: Workspace, block: _Block, wants_q: bool) -> None:
         """Add to the gradients of this tile and of the block."""
-        n = min(block.last, self.key_limit) - block.first
+        first = max(block.first, self.first_key)
+        n = min(block.last, self.key_limit) - first
         if n <= 0:
             return
         op, rows = self.op, self.rows
-        k, v = block.k[:, :n], block.v[:, :n]
+        here = slice(first - block.first, first - block.first + n)
+        k, v = block.k[:, here], block.v[:, here]
         scores = work.take("scores", *self.q.shape[:2], n)
         torch.bmm(self.q, k.transpose(1, 2), out=scores)
         scores.mul_(op.weights.scale)
         if op.causal:
-            hide_future_keys(scores, self.span, self.start, block.first)
+            hide_future_keys(scores, self.span, self.start, first)
+        if op.window:
+            hide_past_keys(scores, self.span, self.start, first, op.window)
         if op.key_mask is not None:
-            hide_unset_keys(scores, op.key_mask[self.tokens], block.first)
+            hide_unset_keys(scores, op.key_mask[self.tokens], first)
         by_lse = None
         if rows.d_lse is not None:
             by_lse = scores.sub(rows.alone.unsqueeze(-1)).mul_(LOG2_E).exp2_()
             by_lse.mul_(rows.d_lse.unsqueeze(-1))
         p = scores.sub_(rows.total.unsqueeze(-1)).mul_(LOG2_E).exp2_()
         if block.d_v is not None:
-            block.d_v[:, :n].baddbmm_(p.transpose(1, 2), self.d_out)
+            block.d_v[:, here].baddbmm_(p.transpose(1, 2), self.d_out)
         d_scores = work.take("d_scores", *p.shape)
         torch.bmm(self.d_out, v.transpose(1, 2), out=d_scores)
         d_scores.sub_(rows.d_sum.unsqueeze(-1)).mul_(p)
         if by_lse is not None:
             d_scores.add_(by_lse)
         if block.d_k is not None:
-            block.d_k[:, :n].baddbmm_(d_scores.transpose(1, 2), self.q)
+            block.d_k[:, here].baddbmm_(d_scores.transpose(1, 2), self.q)
         if wants_q:
             self.d_q.baddbmm_(d_scores, k)
 

@@ -21,6 +21,7 @@ EVERY_GRADIENT = Serves(
         "d_v": Range(1),
         DTYPES: OneOf(*alike("bf16", "fp16", "fp32")),
         "rope": OneOf("none", "shared", "per_head", why="rope of a cache has no gradient"),
+        "window": ANY,
         **LENGTHS,
         **either("causal", "has_sink", "has_key_mask", "wants_lse", "aligned_16", "has_d_lse"),
     }

@@ -13,6 +13,7 @@ _DENSE = BackwardProblem.of(
 )
 PROBLEMS = {
     "": _DENSE,
+    "window": replace(_DENSE, window=128),
     "mask, sink, d_lse": replace(_DENSE, has_key_mask=True, has_sink=True, has_d_lse=True),
 }
 JOBS = tuple(

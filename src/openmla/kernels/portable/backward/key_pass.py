@@ -12,7 +12,8 @@ Scores are transposed, S^T = K Q^T, so that P^T and dS^T are the left operands o
 tiles are counted from the sequence's first row, whatever the first is that sees these keys: so bits
 do not depend on how keys are cut. Rows past the sequence are read as zeros and have weights of 0;
 rows that see no key have weights of 0 too, and d_out has zeros there. Keys that nobody sees, and
-those after the last sequence, get +0.
+those after the last sequence, get +0; what a window leaves to nobody is not read. With a window
+every step is masked.
 """
 
 # ruff: noqa: PLR0913
@@ -25,9 +26,10 @@ import triton.language as tl
 from openmla.kernels.portable.backward.rows import row_statistics, score_gradients, weights_of
 from openmla.kernels.portable.dense import bits_of
 from openmla.kernels.portable.rows import load_tile
-from openmla.kernels.portable.tiles import first_row, sequence_of, span
+from openmla.kernels.portable.tiles import first_key, first_row, sequence_of, span
 
 COUNTS = ["factor", "scale", "total_q", "total_k", "batch", "tiles", "heads", "words"]
+COUNTS += ["window"]
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -55,6 +57,7 @@ def key_pass_kernel(
     tiles,
     heads,
     words,
+    window,
     q_stride_t,
     q_stride_h,
     k_stride_t,
@@ -100,6 +103,7 @@ def key_pass_kernel(
     q_len = tl.where(sequence < batch, q_len, 0)
     key = key_start + tl.arange(0, BN)
     key_ok = key < k_len
+    key_read = key_ok
     k_token = (k_start + key).to(tl.int64)[:, None]
 
     # Which queries: those from `first` on see a key of the tile, those from `middle` on all.
@@ -110,19 +114,25 @@ def key_pass_kernel(
         first = tl.minimum(tl.maximum(key_start - offset, 0) // BM * BM, q_len)
         middle = tl.maximum(tl.minimum(key_start + BN, k_len) - 1 - offset, 0)
         middle = tl.minimum((middle + BM - 1) // BM * BM, q_len)
+    stop = q_len
+    if window is not None:
+        key_read = key_ok & (key >= first_key(offset + 1, window))
+        last = tl.cast(tl.minimum(key_start + BN, k_len) - 1, tl.int64)
+        stop = tl.minimum(tl.maximum(last + window - offset, 0), q_len).to(tl.int32)
+        middle = tl.minimum(middle, stop)
 
     nope = tl.arange(0, NOPE)
     value = tl.arange(0, VALUE)
     k_row = k_ptr + k_token * k_stride_t + head * tl.cast(k_stride_h, tl.int64)
-    k = load_tile(k_row + nope[None, :], key_ok, nope < D_NOPE, True, NOPE != D_NOPE)
+    k = load_tile(k_row + nope[None, :], key_read, nope < D_NOPE, True, NOPE != D_NOPE)
     v_row = v_ptr + k_token * v_stride_t + head * tl.cast(v_stride_h, tl.int64)
-    v = load_tile(v_row + value[None, :], key_ok, value < D_V, True, VALUE != D_V)
+    v = load_tile(v_row + value[None, :], key_read, value < D_V, True, VALUE != D_V)
     acc_k = tl.zeros([BN, NOPE], tl.float32)
     acc_v = tl.zeros([BN, VALUE], tl.float32)
     if ROPE > 0:
         rope = tl.arange(0, ROPE)
         rope_row = rope_ptr + k_token * rope_stride_t + head * tl.cast(rope_stride_h, tl.int64)
-        k_rope = load_tile(rope_row + rope[None, :], key_ok, rope < D_ROPE, True, ROPE != D_ROPE)
+        k_rope = load_tile(rope_row + rope[None, :], key_read, rope < D_ROPE, True, ROPE != D_ROPE)
         acc_rope = tl.zeros([BN, ROPE], tl.float32)
 
     for masked in tl.static_range(2):
@@ -131,7 +141,7 @@ def key_pass_kernel(
             end = middle
         else:
             begin = middle
-            end = q_len
+            end = stop
         for start in tl.range(begin, end, BM):
             row = start + tl.arange(0, BM)
             row_ok = row < q_len
@@ -150,11 +160,16 @@ def key_pass_kernel(
             visible = key[:, None] <= (row + offset)[None, :]
             if not CAUSAL:
                 visible = key_ok[:, None] & row_ok[None, :]
+            if window is not None:
+                visible = visible & (key[:, None] >= first_key(row + offset + 1, window)[None, :])
             if mask_ptr is not None:
                 lines = mask_ptr + token * mask_stride
                 visible = visible & tl.trans(bits_of(lines, key_start, row_ok, words, BN))
             p = weights_of(
-                s, stats.total[None, :], visible, (CAUSAL and masked == 0) or mask_ptr is not None
+                s,
+                stats.total[None, :],
+                visible,
+                ((CAUSAL and masked == 0) or window is not None) or mask_ptr is not None,
             )
             d_out_row = d_out_ptr + token[:, None] * d_out_stride_t
             d_out_row += head * tl.cast(d_out_stride_h, tl.int64)
@@ -178,7 +193,7 @@ def key_pass_kernel(
                 stats.alone[None, :],
                 d_lse,
                 visible,
-                (CAUSAL and masked == 0) or mask_ptr is not None,
+                ((CAUSAL and masked == 0) or window is not None) or mask_ptr is not None,
             ).to(q.dtype)
             acc_k = tl.dot(d_s, q, acc_k)
             if ROPE > 0:

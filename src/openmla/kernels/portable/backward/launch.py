@@ -115,6 +115,7 @@ def _shared(plan: Plan, operands: BackwardOperands) -> dict[str, Any]:
         "mask_ptr": mask,
         "mask_stride": 0 if mask is None else mask.stride(0),
         "words": 0 if mask is None else mask.shape[1],
+        "window": op.window or None,
         "cu_q_ptr": vector(op.cu_seqlens_q),
         "cu_k_ptr": vector(op.cu_seqlens_k),
         "factor": op.weights.scale * math.log2(math.e),

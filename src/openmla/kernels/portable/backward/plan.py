@@ -18,7 +18,7 @@ from openmla.backward.problem import BACKWARD_FORM, BackwardProblem
 from openmla.errors import Unsupported
 from openmla.kernels.portable.plan import padded
 from openmla.planning.family import Kernel
-from openmla.planning.serves import DTYPES, LENGTHS, OneOf, Range, Serves, alike, either
+from openmla.planning.serves import ANY, DTYPES, LENGTHS, OneOf, Range, Serves, alike, either
 from openmla.planning.target import Target
 from openmla.problem import MAX_HEADS
 
@@ -165,6 +165,7 @@ SERVED = Serves(
         # fp16 would flush gradients of scores that a loss without a scale leaves.
         DTYPES: OneOf(*alike("bf16")),
         "rope": OneOf("none", "shared", "per_head", why="rope of a cache has no gradient"),
+        "window": ANY,
         **LENGTHS,
         **either("causal", "has_sink", "has_key_mask", "wants_lse", "aligned_16", "has_d_lse"),
     }

@@ -9,8 +9,8 @@
 | writes | d_q; delta [H, total_q], for the key pass; part_sink [tiles, H] |
 
 delta is sum(out * d_out), in fp32, less the gradient of lse where there is no sink. Keys that every
-row of the tile sees are multiplied without a mask, the rest in a second loop. A tile that has no
-rows writes its part of d_sink, which is 0.
+row of the tile sees are multiplied without a mask, the rest in a second loop; with a window all are
+masked. A tile that has no rows writes its part of d_sink, which is 0.
 """
 
 # ruff: noqa: PLR0913
@@ -23,9 +23,10 @@ import triton.language as tl
 from openmla.kernels.portable.backward.rows import row_statistics, score_gradients, weights_of
 from openmla.kernels.portable.dense import bits_of
 from openmla.kernels.portable.rows import load_tile
-from openmla.kernels.portable.tiles import first_row, key_span, sequence_of, span
+from openmla.kernels.portable.tiles import first_key, first_row, key_span, sequence_of, span
 
 COUNTS = ["factor", "scale", "total_q", "total_k", "batch", "tiles", "heads", "words"]
+COUNTS += ["window"]
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -53,6 +54,7 @@ def query_pass_kernel(
     tiles,
     heads,
     words,
+    window,
     q_stride_t,
     q_stride_h,
     k_stride_t,
@@ -135,6 +137,11 @@ def query_pass_kernel(
             middle = k_len
             stop = k_len
         middle = tl.maximum(middle // BN * BN, 0)
+        if window is not None:
+            since = first_key(row + offset, window)
+            earliest = first_key(row_start + offset, window)
+            low = earliest // BN * BN
+            middle = tl.maximum(middle, low)
 
         nope = tl.arange(0, NOPE)
         q_row = q_ptr + token[:, None] * q_stride_t + head * tl.cast(q_stride_h, tl.int64)
@@ -154,7 +161,7 @@ def query_pass_kernel(
             rope_row = rope_ptr + k_token * rope_stride_t + head * tl.cast(rope_stride_h, tl.int64)
         for masked in tl.static_range(2):
             if masked == 0:
-                begin = 0
+                begin = 0 if window is None else low
                 end = middle
             else:
                 begin = middle
@@ -162,12 +169,14 @@ def query_pass_kernel(
             for start in tl.range(begin, end, BN):
                 here = start + key
                 here_ok = here < stop
+                if window is not None:
+                    here_ok = here_ok & (here >= earliest)
                 skip = tl.cast(start, tl.int64)
                 k = load_tile(
                     k_row + skip * k_stride_t + nope[None, :],
                     here_ok,
                     nope < D_NOPE,
-                    masked == 1,
+                    masked == 1 or window is not None,
                     NOPE != D_NOPE,
                 )
                 s = tl.dot(q, tl.trans(k))
@@ -176,23 +185,28 @@ def query_pass_kernel(
                         rope_row + skip * rope_stride_t + rope[None, :],
                         here_ok,
                         rope < D_ROPE,
-                        masked == 1,
+                        masked == 1 or window is not None,
                         ROPE != D_ROPE,
                     )
                     s = tl.dot(q_rope, tl.trans(k_rope), s)
                 s = s * factor
                 visible = here[None, :] < seen[:, None]
+                if window is not None:
+                    visible = visible & (here[None, :] >= since[:, None])
                 if mask_ptr is not None:
                     lines = mask_ptr + token * mask_stride
                     visible = visible & bits_of(lines, start, row_ok, words, BN)
                 p = weights_of(
-                    s, stats.total[:, None], visible, masked == 1 or mask_ptr is not None
+                    s,
+                    stats.total[:, None],
+                    visible,
+                    (masked == 1 or window is not None) or mask_ptr is not None,
                 )
                 v = load_tile(
                     v_row + skip * v_stride_t + value[None, :],
                     here_ok,
                     value < D_V,
-                    masked == 1,
+                    masked == 1 or window is not None,
                     VALUE != D_V,
                 )
                 d_p = tl.dot(d_out, tl.trans(v))
@@ -204,7 +218,7 @@ def query_pass_kernel(
                     stats.alone[:, None],
                     d_lse,
                     visible,
-                    masked == 1 or mask_ptr is not None,
+                    (masked == 1 or window is not None) or mask_ptr is not None,
                 ).to(q.dtype)
                 acc = tl.dot(d_s, k, acc)
                 if ROPE > 0:

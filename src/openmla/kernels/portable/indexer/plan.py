@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from openmla.errors import Unsupported
-from openmla.indexer.problem import IndexProblem
+from openmla.indexer.problem import KEY_DTYPES, IndexProblem
 from openmla.planning.family import Kernel
 from openmla.planning.serves import (
     MOST_PAGE_ROWS,
     YES_OR_NO,
+    OneOf,
     Range,
     index_scores,
     index_selection,
@@ -29,7 +30,8 @@ class PortableScoresConfig:
     heads: int
     queries: int
     native_products: bool
-    """e4m3 products by the tensor cores; elsewhere keys and queries are widened to bf16."""
+    """e4m3 products by the tensor cores; elsewhere, and over FP4 keys, keys and queries are widened
+    to bf16."""
     chunk: int = 2048
     """Keys of one program: 128 queries over 1M keys are 32768 programs."""
     BN: int = 64
@@ -70,7 +72,7 @@ def _scores(problem: IndexProblem, target: Target) -> PortableScoresConfig:
     if not target.has_bf16:
         raise Unsupported(f"{target.arch}: Triton's products of bf16 and fp16 need sm_80")
     heads = max(LEAST_HEADS, 1 << (problem.heads - 1).bit_length())
-    native = target.vendor == "nvidia" and target.has_e4m3
+    native = target.vendor == "nvidia" and target.has_e4m3 and problem.key_dtype == "e4m3"
     return PortableScoresConfig(heads, max(COLUMNS // heads, 1), native)
 
 
@@ -81,7 +83,12 @@ def _select(problem: IndexProblem, target: Target) -> PortableSelectConfig:
 INDEX_KERNELS = (
     Kernel(
         name="scores",
-        serves=index_scores(Range(1, MAX_HEADS), Range(0, MOST_PAGE_ROWS), YES_OR_NO),
+        serves=index_scores(
+            Range(1, MAX_HEADS),
+            Range(0, MOST_PAGE_ROWS),
+            YES_OR_NO,
+            key_dtype=OneOf(*KEY_DTYPES),
+        ),
         config=PortableScoresConfig,
         choose=_scores,
         launcher="openmla.kernels.portable.indexer.launch",

@@ -12,6 +12,7 @@ from openmla.nn.compressed import CompressedAttention, CompressedCache, Compress
 from openmla.nn.config import MLAConfig
 from openmla.nn.indexer import Indexer, IndexerConfig
 from openmla.nn.mla import MLAAttention
+from openmla.nn.pooled import PoolCache, PoolIndexer, PoolIndexerConfig
 from openmla.nn.ranks import split_heads
 
 __all__ = [
@@ -23,6 +24,9 @@ __all__ = [
     "IndexerConfig",
     "MLAAttention",
     "MLAConfig",
+    "PoolCache",
+    "PoolIndexer",
+    "PoolIndexerConfig",
     "Rows",
     "split_heads",
 ]

@@ -135,10 +135,10 @@ def _whole(rng: random.Random, memory: MarginMemory, backend: Backend) -> list[s
     q_lens = [rng.randint(1, min(k, 5)) for k in k_lens]
     used = [-(-k // page) for k in k_lens]
     order = torch.randperm(sum(used) + 2).to(torch.int32)
-    scales, row_bytes = rng.choice((("ue8m0", ROW_BYTES), (MXFP4, MXFP4_BYTES)))
+    kind, row_bytes = rng.choice((("ue8m0", ROW_BYTES), (MXFP4, MXFP4_BYTES)))
     data = memory.new((sum(used) + 2, page * row_bytes), torch.uint8)
     data.fill_(0xFF)
-    cache = IndexCache(data, page, scales)
+    cache = IndexCache(data, page, kind)
     table = memory.new((len(k_lens), max(used) + 1), torch.int32)
     parts = torch.split(order[: sum(used)], used)
     keys = []

@@ -17,7 +17,7 @@ Transformers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,24 +29,11 @@ from openmla.compressor import compress_rows
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.indexer.problem import DIM
 from openmla.nn.batch import Batch
-from openmla.nn.compressed.cache import CompressedCache, CompressorState, Rows
+from openmla.nn.compressed.cache import CompressedCache, CompressorState, NewRows, Rows
 from openmla.nn.compressed.config import CompressedConfig
 from openmla.nn.indexer import fold
 from openmla.nn.rope import turn_tail
 from openmla.sources import Listed, Source, Span
-
-
-class NewRows(NamedTuple):
-    """Rows that a batch completed, normed and turned."""
-
-    values: Tensor
-    sequence: Tensor
-    place: Tensor
-
-    def slots(self, table: Tensor, page_size: int) -> Tensor:
-        """int64: their physical rows in a pool."""
-        page = table[self.sequence, self.place // page_size].long()
-        return page * page_size + self.place % page_size
 
 
 class Compressor(nn.Module):

@@ -49,6 +49,27 @@ class Complete(NamedTuple):
     """int64 [rows]: which row of its sequence it is."""
 
 
+class NewRows(NamedTuple):
+    """Rows that a batch completed, ready to be cached."""
+
+    values: Tensor
+    """[rows, width]."""
+    sequence: Tensor
+    """int64 [rows]."""
+    place: Tensor
+    """int64 [rows]: which row of its sequence it is."""
+
+    def slots(self, table: Tensor, page_size: int) -> Tensor:
+        """int64 [rows]: where they lie in a pool.
+
+        Args:
+            table: int32 [sequences, max_pages], the pages of rows.
+            page_size: rows per page.
+        """
+        page = table[self.sequence, self.place // page_size].long()
+        return page * page_size + self.place % page_size
+
+
 @dataclass(frozen=True, eq=False)
 class CompressorState:
     """The last tokens of each request: position p lies at p % tokens."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from openmla.errors import Unsupported
 from openmla.indexer.problem import KEY_DTYPES, IndexProblem
@@ -21,6 +21,8 @@ from openmla.problem import MAX_HEADS
 COLUMNS = 128
 """Heads of all queries of a product: wider tiles spill, narrower ones read keys more often."""
 LEAST_HEADS = 16  # the narrowest operand of tl.dot
+FP4_KEYS = 32
+"""Keys of a step over FP4 rows where products are not wgmma's, which need 64: more spill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,10 @@ def _scores(problem: IndexProblem, target: Target) -> PortableScoresConfig:
         raise Unsupported(f"{target.arch}: Triton's products of bf16 and fp16 need sm_80")
     heads = max(LEAST_HEADS, 1 << (problem.heads - 1).bit_length())
     native = target.vendor == "nvidia" and target.has_e4m3 and problem.key_dtype == "e4m3"
-    return PortableScoresConfig(heads, max(COLUMNS // heads, 1), native)
+    config = PortableScoresConfig(heads, max(COLUMNS // heads, 1), native)
+    if problem.key_dtype == "e2m1" and target.arch != "sm_90":
+        return replace(config, BN=FP4_KEYS)
+    return config
 
 
 def _select(problem: IndexProblem, target: Target) -> PortableSelectConfig:

@@ -94,6 +94,12 @@ class Ours:
         out = self.layer(torch.cat(xs), batch.positions, self.cache, batch, index_cache=pools)
         return list(out.split(new))
 
+    def stored(self, line: int, share: float, block: int = 1) -> exact.Stored:
+        """Rows of a sequence as the cache has them."""
+        place = torch.arange(LENGTHS[line])
+        rows = self.cache.gather(self.table[line].long()[place // 8] * 8 + place % 8)
+        return exact.cached(rows.float(), share, block)
+
 
 def in_parts(ours: Any, xs: list[Tensor], cuts: list[tuple[int, ...]]) -> list[Tensor]:
     """Whole sequences, a few tokens of each at a time."""
@@ -104,18 +110,6 @@ def in_parts(ours: Any, xs: list[Tensor], cuts: list[tuple[int, ...]]) -> list[T
             whole.append(out)
         context = [c + n for c, n in zip(context, new, strict=True)]
     return [torch.cat(parts) for parts in found]
-
-
-def stored_in(format: str, width: int) -> exact.Stored:
-    def stored(rows: Tensor) -> Tensor:
-        pool = openmla.LatentCache.allocate(
-            num_pages=1, page_size=len(rows), latent=width, rope=0, format=format
-        )
-        slots = torch.arange(len(rows))
-        pool.append(rows, None, slots)
-        return pool.gather(slots).float()
-
-    return stored
 
 
 def judge_lists(layer: MLAAttention, x: Tensor, lists: list[list[int]], scales: str) -> None:
@@ -160,9 +154,9 @@ def judge_lists(layer: MLAAttention, x: Tensor, lists: list[list[int]], scales: 
 def test_equals_the_definition(cuts: str, scales: str) -> None:
     xs, ours = hidden(), Ours(untrained(), scales)
     got = in_parts(ours, xs, CUTS[cuts])
-    for x, out, lists in zip(xs, got, ours.lists, strict=True):
+    for line, (x, out, lists) in enumerate(zip(xs, got, ours.lists, strict=True)):
         judge_lists(ours.layer, x, lists, scales)
-        expected = exact.mla(ours.layer, x, lists, stored_in("bf16", 64))[: len(out)]
+        expected = exact.mla(ours.layer, x, lists, ours.stored(line, 2**-8))[: len(out)]
         assert (out - expected).abs().max() <= CLOSE
 
 
@@ -183,7 +177,7 @@ def test_rows_of_528_bytes() -> None:
     (x, _), layer = hidden(), untrained(kv_lora_rank=512)
     ours = Ours(layer, format="fp8_528_v32")
     (out, _) = ours([x, x[:0]], [0, 0])
-    expected = exact.mla(layer, x, ours.lists[0], stored_in("fp8_528_v32", 512))
+    expected = exact.mla(layer, x, ours.lists[0], ours.stored(0, 0.04, block=128))
     assert (out - expected).abs().max() <= 5e-6
     plain = exact.mla(layer, x, ours.lists[0], lambda rows: rows)
     assert (plain - expected).abs().max() > 1e-4

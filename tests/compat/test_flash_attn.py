@@ -10,6 +10,7 @@ import torch
 import calls
 import formula
 from openmla.compat.flash_attn import flash_attn_varlen_func
+from openmla.errors import InvalidArgument, Unsupported
 
 FA3_PARAMETERS = (
     "q k v cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k seqused_q seqused_k softmax_scale "
@@ -124,3 +125,57 @@ def test_gradients_are_those_of_the_formula(key_heads: int):
         total = total + scores.logsumexp(-1).sum()
     for x, y in zip(got, torch.autograd.grad(total, list(wide.values())), strict=True):
         assert torch.allclose(x.double(), y, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("which", ["keys", "queries", "both"])
+def test_unused_rows_of_sequences(which: str, causal: bool):
+    """As if they were not there; keys behind those that count are not read."""
+    call = calls.flash_attn(Q_LENS, K_LENS, heads=4, key_heads=2)
+    used_q, used_k = [2, 0, 3, 0, 1], [3, 3, 0, 1, 0]
+    own_q = used_q if which != "keys" else Q_LENS
+    own_k = used_k if which != "queries" else K_LENS
+    given = {}
+    if which != "keys":
+        given["seqused_q"] = torch.tensor(used_q, dtype=torch.int32)
+    if which != "queries":
+        given["seqused_k"] = torch.tensor(used_k, dtype=torch.int32)
+    queries, keys, first_q, first_k = [], [], 0, 0
+    for q_len, used, k_len, count in zip(Q_LENS, own_q, K_LENS, own_k, strict=True):
+        queries += range(first_q, first_q + used)
+        keys += range(first_k, first_k + count)
+        first_q, first_k = first_q + q_len, first_k + k_len
+    k, v = (per_query_head(call[name], 4)[keys] for name in ("k", "v"))
+    want = formula.ragged(call["q"][queries], k, v, own_q, own_k, 12**-0.5, causal)
+    unread = torch.ones(first_k, dtype=torch.bool)
+    unread[keys] = False
+    call["k"][unread] = torch.nan
+    call["v"][unread] = torch.nan
+    out, lse = flash_attn_varlen_func(**call, **given, causal=causal, return_attn_probs=True)
+    formula.assert_close(out[queries], want.out)
+    formula.assert_close(lse[:, queries], want.lse.T)
+    others = torch.ones(first_q, dtype=torch.bool)
+    others[queries] = False
+    assert not out[others].any() and lse[:, others].isneginf().all()
+    assert out.shape == call["q"].shape[:2] + call["v"].shape[2:] and lse.is_contiguous()
+    assert formula.same_bits(out, flash_attn_varlen_func(**call, **given, causal=causal))
+
+
+def test_more_rows_than_there_are_count_as_all():
+    call = calls.flash_attn(Q_LENS, K_LENS, heads=4)
+    many = torch.full((5,), 2**31 - 1, dtype=torch.int32)
+    got = flash_attn_varlen_func(**call, seqused_q=many, seqused_k=many)
+    formula.assert_close(got, flash_attn_varlen_func(**call).double())
+    none = flash_attn_varlen_func(**call, seqused_q=-many, seqused_k=-many)
+    assert not none.any()
+
+
+@pytest.mark.parametrize("name", ["seqused_q", "seqused_k"])
+def test_unused_rows_have_no_gradients(name: str):
+    call = calls.flash_attn(Q_LENS, K_LENS, heads=4)
+    used = {name: torch.tensor(Q_LENS, dtype=torch.int32)}
+    with pytest.raises(InvalidArgument, match=f"{name}: expected"):
+        flash_attn_varlen_func(**call, **{name: torch.ones(4, dtype=torch.int32)})
+    call["q"].requires_grad_()
+    with pytest.raises(Unsupported, match="gradients of sequences with unused rows"):
+        flash_attn_varlen_func(**call, **used)

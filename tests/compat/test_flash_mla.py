@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 
 import pytest
 import torch
@@ -14,8 +15,8 @@ from openmla.compat.flash_mla import flash_mla_sparse_fwd
 
 def test_signature_is_flash_mlas_plus_out():
     names = list(inspect.signature(flash_mla_sparse_fwd).parameters)
-    expected = ["q", "kv", "indices", "sm_scale", "d_v", "attn_sink", "topk_length", "out"]
-    assert names == expected
+    expected = ["q", "kv", "indices", "sm_scale", "d_v", "attn_sink", "topk_length"]
+    assert names == [*expected, "use_legacy", "return_log2_lse", "out"]
     assert inspect.signature(flash_mla_sparse_fwd).parameters["d_v"].default == 512
 
 
@@ -65,3 +66,13 @@ def test_out_is_written_in_place_and_returned():
     result, _, _ = flash_mla_sparse_fwd(**call, out=out)
     assert result.data_ptr() == out.data_ptr()
     assert formula.same_bits(out, flash_mla_sparse_fwd(**call)[0])
+
+
+def test_lse_to_base_2():
+    call = calls.flash_mla()
+    call["indices"][1] = -1
+    out, most, natural = flash_mla_sparse_fwd(**call, use_legacy=True, return_log2_lse=False)
+    same, again, in_bits = flash_mla_sparse_fwd(**call, return_log2_lse=True)
+    assert formula.same_bits(out, same) and formula.same_bits(most, again)
+    formula.assert_close(in_bits, natural.double() / math.log(2))
+    assert in_bits[1].isposinf().all()

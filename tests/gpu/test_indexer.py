@@ -38,6 +38,10 @@ def test_new_keys_have_the_bytes_of_the_cpu() -> None:
     assert list(on_device.append("")) == []
 
 
+def test_fp4_keys() -> None:
+    assert list(on_device.fp4("")) == []
+
+
 @pytest.mark.parametrize(("requests", "queries"), [(7, 1), (128, 1), (300, 1), (33, 2)])
 def test_scores_of_few_queries_have_the_bits_of_many(requests: int, queries: int) -> None:
     """The kernel that finds its windows itself, against the one that shares keys among queries."""

@@ -53,14 +53,19 @@ def keys(count: int, seed: int = 0) -> Tensor:
 
 
 def paged(
-    q_lens: list[int], k_lens: list[int], heads: int = 8, page_size: int = 4, seed: int = 0
+    q_lens: list[int],
+    k_lens: list[int],
+    heads: int = 8,
+    page_size: int = 4,
+    seed: int = 0,
+    scales: str = "ue8m0",
 ) -> Paged:
     """Requests whose keys are in shuffled pages; table entries past a request's end are wild."""
     g = torch.Generator().manual_seed(seed)
     used = [-(-n // page_size) for n in k_lens]
     pages = torch.randperm(sum(used) + 2, generator=g).int()
     table = torch.full((len(k_lens), max([*used, 1])), -(2**30), dtype=torch.int32)
-    cache = IndexCache.allocate(num_pages=sum(used) + 2, page_size=page_size)
+    cache = IndexCache.allocate(num_pages=sum(used) + 2, page_size=page_size, scales=scales)
     cache.data.fill_(0xFF)  # NaN, wherever no key is
     at = 0
     for b, n in enumerate(k_lens):

@@ -184,17 +184,18 @@ def test_fp4_keys_in_a_larger_pool() -> None:
         IndexCache(pool[:, 1], 4)
 
 
-def test_fp4_keys_have_no_kernel_on_a_gpu() -> None:
+def test_fp4_keys_have_a_portable_kernel() -> None:
     problem = IndexProblem(
         form="scores", heads=32, page_size=64, total_q=4, width=256, key_dtype="e2m1"
     )
     assert "e2m1 keys" in str(problem)
     assert openmla.plan(problem, "cpu").backend == "cpu"
-    for target in ("h200", "b200", "mi355x", "a100"):
-        with pytest.raises(openmla.Unsupported, match="key_dtype e2m1: not served"):
-            openmla.plan(problem, target)
+    for target, family in (("h200", "hopper"), ("b200", "blackwell"), ("mi355x", "cdna4")):
+        chosen = openmla.plan(problem, target)
+        assert chosen.backend == "portable" and not chosen.config.native_products
+        with pytest.raises(openmla.Unsupported, match="key_dtype e2m1: e4m3"):
+            openmla.plan(problem, target, family)
     with pytest.raises(InvalidArgument, match="key_dtype: expected one of e4m3, e2m1"):
         replace(problem, key_dtype="int4")
-    meta = IndexCache.allocate(num_pages=1, page_size=4, scales="mxfp4", device="meta")
-    with pytest.raises(openmla.Unsupported, match="FP4 keys on meta"):
-        meta.append(torch.ones(1, 128, device="meta"), torch.tensor([0]))
+    with pytest.raises(InvalidArgument, match="key_dtype: expected e4m3 without pages, got e2m1"):
+        replace(problem, page_size=0)

@@ -16,12 +16,12 @@ from integrations.transformers.tiny import COMMON, EXTRA, tiny
 from openmla import LatentCache
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.nn import Batch, MLAAttention, MLAConfig
-from openmla.nn.config import SERVED
+from openmla.nn.config import TURNED
 from openmla.planning import form
 
 CLOSE = 2e-6
-DENSE = [k for k in SERVED if k not in EXTRA or "index_topk" not in EXTRA[k]]
-SPARSE = [k for k in SERVED if k not in DENSE]
+DENSE = [k for k in TURNED if k not in EXTRA or "index_topk" not in EXTRA[k]]
+SPARSE = [k for k in TURNED if k not in DENSE]
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -100,7 +100,7 @@ def off_by(a: Tensor, b: Tensor) -> float:
     return (a - b).abs().max().item()
 
 
-@pytest.mark.parametrize("kind", SERVED)
+@pytest.mark.parametrize("kind", TURNED)
 def test_whole_prompts(kind: str):
     """Two sequences at once, without a cache."""
     theirs, ours = both(kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from openmla.nn import rope
 from openmla.nn.rope import Rope
 
 V3 = {
@@ -78,3 +80,20 @@ def test_pairs_are_neighbors_or_halves():
     x = torch.tensor([1.0, 2.0, 3.0, 4.0])
     assert Rope(4, 10.0, True).turn(x, cos, sin).tolist() == [-2.0, 3.0, 1.0, 4.0]
     assert Rope(4, 10.0, False).turn(x, cos, sin).tolist() == [-3.0, 2.0, 1.0, 4.0]
+
+
+def test_last_columns_turn_in_place_and_back() -> None:
+    """A result that V's rotation was averaged into is turned back at the query's own position."""
+    assert doctest.testmod(rope).failed == 0
+    turning, positions = Rope(8, 160000.0), torch.tensor([0, 3, 70000])
+    x = torch.randn(3, 2, 20, dtype=torch.float64).float()
+    there = turning.turn_last(x, positions)
+    assert torch.equal(there[..., :12], x[..., :12]) and torch.equal(there[0], x[0])
+    frequency = 160000.0 ** (-torch.arange(0, 8, 2, dtype=torch.float64) / 8)
+    angle = positions.double()[:, None, None] * frequency
+    pairs = torch.view_as_complex(x[..., 12:].double().unflatten(-1, (4, 2)))
+    expected = torch.view_as_real(pairs * torch.polar(torch.ones_like(angle), angle)).flatten(-2)
+    # An angle of 70000 in float32 is off by 2^-8 at most.
+    assert (there[:2, :, 12:] - expected[:2]).abs().max() <= 1e-5
+    assert (there[2, :, 12:] - expected[2]).abs().max() <= 0.02
+    assert (turning.turn_last(there, positions, back=True) - x).abs().max() <= 1e-6

@@ -2,8 +2,9 @@
 
 Same signature, shapes and conventions as `flash_attn_interface.flash_attn_varlen_func`: v may be
 narrower than q and k (192/128), causal is aligned bottom-right, and a query that sees no key gets
-zeros and an lse of -inf. q, k and v that require gradients have them. Hints about speed
-(num_splits, pack_gqa, sm_margin) change nothing, and results and gradients are always
+zeros and an lse of -inf. q, k and v that require gradients have them. `seqused_q` and
+`seqused_k` say how many rows of a sequence count. Hints about speed (num_splits, pack_gqa,
+sm_margin) change nothing, and results and gradients are always
 deterministic. What openmla has no kernel for raises `Unsupported`.
 """
 
@@ -60,8 +61,10 @@ def flash_attn_varlen_func(
         cu_seqlens_k: int32 [batch + 1], where each sequence's keys begin.
         max_seqlen_q: an int of 0 or more, which sizes FlashAttention's grid; it changes nothing.
         max_seqlen_k: the same for keys.
-        seqused_q: None; anything else is refused.
-        seqused_k: None; anything else is refused.
+        seqused_q: int32 [batch], how many of each sequence's queries count; the others get zeros
+            and an lse of -inf. None: all. Queries are copied; not with gradients.
+        seqused_k: int32 [batch], how many of each sequence's keys count, from its first; others are
+            not read. None: all. Not with gradients.
         softmax_scale: a factor for all scores; 1 / sqrt(d) if None.
         causal: aligned bottom-right: the last query of a sequence sees its last key.
         qv: None; anything else is refused.
@@ -84,8 +87,6 @@ def flash_attn_varlen_func(
         Unsupported: openmla has no kernel for what was asked; the message says what would serve.
     """
     _refuse_what_has_no_kernel(
-        seqused_q=seqused_q,
-        seqused_k=seqused_k,
         qv=qv,
         q_descale=q_descale,
         k_descale=k_descale,
@@ -102,6 +103,24 @@ def flash_attn_varlen_func(
     wants_lse = checks.flag("return_attn_probs", return_attn_probs)
     scale = checks.scale(softmax_scale, name="softmax_scale")
     visible, window = _mask(checks.flag("causal", causal), window_size)
+
+    cu_q = checks.cu_seqlens("cu_seqlens_q", cu_seqlens_q, q.device)
+    cu_k = checks.cu_seqlens("cu_seqlens_k", cu_seqlens_k, q.device)
+    used_q = _used("seqused_q", seqused_q, cu_q)
+    used_k = _used("seqused_k", seqused_k, cu_k)
+    first_key = None
+    if (used_q is not None or used_k is not None) and checks.needs_gradients(q, k, v):
+        raise Unsupported(
+            "gradients of sequences with unused rows", "cu_seqlens of exactly the rows in use"
+        )
+    if used_k is not None:  # keys of a sequence begin where they did, and end earlier
+        first_key, cu_k = cu_k[:-1].contiguous(), _sums(used_k)
+    order = None
+    if used_q is not None:
+        order = _used_first(cu_q, used_q, q.shape[0])
+        # Plain bytes: indexing is not implemented for float8 everywhere.
+        rows = q.view(torch.uint8) if q.dtype == torch.float8_e4m3fn else q
+        q, cu_q = rows[order].view(q.dtype), _sums(used_q)
 
     # Calls that need gradients have results of their own, which are joined.
     parts: list[tuple[Tensor, Tensor]] | None = None
@@ -123,8 +142,9 @@ def flash_attn_varlen_func(
             k[:, shared].expand(-1, per_call, -1),
             None,
             v[:, shared].expand(-1, per_call, -1),
-            cu_seqlens_q=checks.cu_seqlens("cu_seqlens_q", cu_seqlens_q, q.device),
-            cu_seqlens_k=checks.cu_seqlens("cu_seqlens_k", cu_seqlens_k, q.device),
+            cu_seqlens_q=cu_q,
+            cu_seqlens_k=cu_k,
+            k_start=first_key,
             scale=scale,
             causal=visible,
             window=window,
@@ -139,7 +159,36 @@ def flash_attn_varlen_func(
         out = torch.cat([part for part, _ in parts], dim=1)
         lse = torch.cat([rows.T for _, rows in parts]) if wants_lse else None
     assert out is not None
+    if order is not None:
+        out = torch.empty_like(out).index_copy_(0, order, out)
+        lse = None if lse is None else torch.empty_like(lse).index_copy_(1, order, lse)
     return out if lse is None else (out, lse)
+
+
+def _used(name: str, value: object, cu_seqlens: Tensor) -> Tensor | None:
+    """How many rows of each sequence count, at most those that it has."""
+    if value is None:
+        return None
+    batch = cu_seqlens.shape[0] - 1
+    used = checks.tensor(name, value, (batch,), (torch.int32,), cu_seqlens.device)
+    return torch.minimum(used.clamp(min=0), cu_seqlens.diff())
+
+
+def _sums(lengths: Tensor) -> Tensor:
+    """int32 [batch + 1]: where sequences of these lengths begin, end to end."""
+    return torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+
+
+def _used_first(cu_seqlens: Tensor, used: Tensor, total: int) -> Tensor:
+    """int64 [total]: all queries, those that count before the others, else in their order."""
+    token = torch.arange(total, dtype=torch.int32, device=used.device)
+    sequence = torch.bucketize(token, cu_seqlens[1:], right=True)
+    inside = sequence < used.shape[0]
+    sequence = sequence.clamp(max=max(used.shape[0] - 1, 0))
+    if not used.shape[0]:
+        return token.long()
+    counts = inside & (token - cu_seqlens[:-1][sequence] < used[sequence])
+    return torch.argsort(~counts, stable=True)
 
 
 def _mask(causal: bool, window_size: object) -> tuple[bool, int | None]:
@@ -180,7 +229,6 @@ def _check_keys_and_values(q: Tensor, k: object, v: object) -> tuple[Tensor, Ten
 
 def _refuse_what_has_no_kernel(**given: object) -> None:
     reasons = {
-        "seqused": ("sequences with unused rows", "cu_seqlens of exactly the rows in use"),
         "qv": ("absorbed queries beside rope queries", "openmla.mla_prefill_latent"),
         "descale": (
             "scales per sequence and head",

@@ -10,10 +10,13 @@ topk, and CPU tensors work too. What differs from openmla's own call:
 | a row that sees no key | lse +inf, max_logits -inf | lse -inf, max_logits -inf |
 | results | (out, max_logits, lse) | out, then what was asked for |
 
-In both, lse is the natural log, does not contain the sink, and the sink scales only `out`.
+In both, lse is the natural log, does not contain the sink, and the sink scales only `out`. A module
+that can be imported as `flash_mla` is made by openmla.compat.stand_in.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -42,6 +45,9 @@ def flash_mla_sparse_fwd(
     d_v: int = 512,
     attn_sink: Tensor | None = None,
     topk_length: Tensor | None = None,
+    use_legacy: bool = False,
+    return_log2_lse: bool | None = None,
+    *,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(out [s_q, h_q, d_v], max_logits [s_q, h_q], lse [s_q, h_q]).
@@ -55,12 +61,16 @@ def flash_mla_sparse_fwd(
         attn_sink: float32 [h_q]: one more term exp(sink) in each head's denominator; None without
             one.
         topk_length: int32 [s_q], entries of a list at or past it are ignored; all count if None.
+        use_legacy: a bool that changes nothing: which of FlashMLA's kernels runs.
+        return_log2_lse: lse to base 2 instead of the natural one, as SGLang asks for.
         out: where to write the result, [s_q, h_q, d_v]; made if None.
 
     Raises:
         InvalidArgument: an argument is wrong; the message names it, and what was expected.
         Unsupported: a tensor requires gradients, or no kernel serves such a call.
     """
+    checks.flag("use_legacy", use_legacy)
+    in_bits = return_log2_lse is not None and checks.flag("return_log2_lse", return_log2_lse)
     q = checks.queries(q)
     s_q, heads, d_qk = q.shape
     kv = checks.tensor("kv", kv, ("s_kv", 1, d_qk), (q.dtype,), q.device)
@@ -80,4 +90,5 @@ def flash_mla_sparse_fwd(
         return_lse=True,
         return_max_logits=True,
     )
-    return result, max_logits, lse.masked_fill_(lse == -torch.inf, torch.inf)
+    lse = lse.masked_fill_(lse == -torch.inf, torch.inf)
+    return result, max_logits, lse.div_(math.log(2)) if in_bits else lse

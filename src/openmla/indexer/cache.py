@@ -11,8 +11,8 @@ of two ("ue8m0"). Both are stored as fp32; readers need not care, writers must n
 with NaN or Inf gets a NaN scale: its scores are NaN, which every number comes before.
 
 With scales="mxfp4" a row is 68 bytes, as DeepSeek-V4.1's: 64 of e2m1, two columns to a byte, the
-even one in its low half; then, behind all rows, 4 exponents of a row, one for every 32 columns.
-Such keys are read on a CPU; no kernel of a GPU reads them so far.
+even one in its low half; then, behind all rows, 4 exponents of a row, one for every 32 columns. On
+a GPU the portable kernels read and write such keys.
 
 A slot is a physical row: page * page_size + offset. A negative one is a padded token and skipped.
 
@@ -39,7 +39,7 @@ from openmla.cache import (
     refuse_derivatives,
     require_operators,
 )
-from openmla.errors import InvalidArgument, Unsupported
+from openmla.errors import InvalidArgument
 from openmla.formats import LARGEST
 from openmla.indexer.problem import DIM
 
@@ -50,6 +50,7 @@ MXFP4_BLOCK = 32  # columns that share an exponent
 MXFP4_BYTES = DIM // 2 + DIM // MXFP4_BLOCK
 SCALE_FORMATS = get_args(ScaleName)
 LEAST_AMAX = 1e-4  # of a row of keys: what DeepSeek, vLLM and SGLang clamp at
+LEAST_AMAX_FP4 = LARGEST["e2m1"] * 2.0**-126  # of 32 columns: exponents stay above 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,8 +170,6 @@ class IndexCache:
         """
         _check_append(self, k, slot_mapping)
         slots = slot_mapping.to(self.device)
-        if self.scales == MXFP4 and self.device.type != "cpu":
-            raise Unsupported(f"FP4 keys on {self.device}", nearest='scales="ue8m0", or a CPU')
         if self.device.type == "cuda":
             torch.ops.openmla.index_append(self.data, self.page_size, self.scales, k, slots)
         else:
@@ -240,7 +239,7 @@ def quantize_fp4(k: Tensor) -> tuple[Tensor, Tensor]:
     """Keys [n, 128] -> codes uint8 [n, 64] and exponents uint8 [n, 4].
 
     The least power of two that brings 32 columns within 6, then the nearest e2m1, ties to the even
-    code. A block with NaN or Inf gets the exponent 255, which is NaN.
+    code. A block with NaN or Inf gets the exponent 255, which is NaN, and codes 0.
 
     >>> codes, exponents = quantize_fp4(torch.tensor([[12.0, -1.0] + [0.0] * 126]))
     >>> int(codes[0, 0]), exponents.tolist()    # 6 and -0.5, times 2
@@ -248,12 +247,13 @@ def quantize_fp4(k: Tensor) -> tuple[Tensor, Tensor]:
     """
     blocks = k.float().reshape(len(k), DIM // MXFP4_BLOCK, MXFP4_BLOCK)
     amax = blocks.abs().amax(-1)
-    largest = LARGEST["e2m1"]
-    mantissa, exponent = torch.frexp(amax.clamp_min(largest * 2.0**-126) / largest)
+    known = amax.isfinite()
+    mantissa, exponent = torch.frexp(amax.clamp_min(LEAST_AMAX_FP4) / LARGEST["e2m1"])
     power = torch.where(mantissa == 0.5, exponent - 1, exponent)
-    stored = torch.where(amax.isfinite(), power + 127, 255).to(torch.uint8)
-    scaled = torch.ldexp(blocks.abs(), -power[..., None]).nan_to_num()
-    return pack(e2m1_codes(torch.copysign(scaled, blocks).flatten(1))), stored
+    stored = torch.where(known, power + 127, 255).to(torch.uint8)
+    scaled = torch.ldexp(blocks, -power[..., None])
+    scaled = torch.where(known[..., None], scaled, 0.0)
+    return pack(e2m1_codes(scaled.flatten(1))), stored
 
 
 def dequantize_fp4(codes: Tensor, exponents: Tensor) -> Tensor:

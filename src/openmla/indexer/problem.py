@@ -66,6 +66,8 @@ class IndexProblem:
                 raise InvalidArgument(f.name, "a count of 0 or more", repr(value))
         if self.key_dtype not in KEY_DTYPES:
             raise InvalidArgument("key_dtype", "one of " + ", ".join(KEY_DTYPES), self.key_dtype)
+        if self.form == "scores" and self.key_dtype == "e2m1" and not self.page_size:
+            raise InvalidArgument("key_dtype", "e4m3 without pages", self.key_dtype)
         if self.form == "scores" and not 1 <= self.heads <= MAX_HEADS:
             raise InvalidArgument("heads", f"1 to {MAX_HEADS}", self.heads)
         if self.form == "select" and self.topk < 1:

@@ -11,12 +11,16 @@ from typing import Any
 from openmla.errors import Unsupported
 from openmla.indexer.problem import DIM
 from openmla.nn.indexer import INTERLEAVED, IndexerConfig
+from openmla.nn.pooled import POOLED, PoolIndexerConfig
 from openmla.nn.rope import Rope
 from openmla.planning.form import LayerDims
 
-# Models whose attention is this layer, each compared with its module in the tests. Others have
-# gates, sinks or scales of their own.
-SERVED = ("deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite", "youtu", "axk1")
+# Models whose attention is this layer, each compared with its module in the tests, or with a
+# definition where Transformers has none. Others have sinks or scales of their own.
+TURNED = ("deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite", "youtu", "axk1")
+UNTURNED = ("glm5_next_text", "kimi_linear", "kimi_k3")  # positions are nowhere in a row
+SERVED = (*TURNED, *UNTURNED)
+EPS = 1e-6  # of both norms in most models, whatever rms_norm_eps says
 
 
 @dataclass(frozen=True)
@@ -31,16 +35,21 @@ class MLAConfig:
     """Widths of a head and of a cached row."""
     q_lora: int
     """Width that queries are compressed to; 0 when they are not."""
-    rope: Rope
-    """The rotary embedding of queries and rows."""
+    rope: Rope | None
+    """The rotary embedding of queries and rows; None where no column is turned."""
     scale: float
     """A factor for all scores."""
     topk: int = 0
     """Keys that each query attends to; 0 when it attends to all."""
     bias: bool = False
     """Whether the projections from and to the hidden state have one."""
-    indexer: IndexerConfig | None = None
+    indexer: IndexerConfig | PoolIndexerConfig | None = None
     """The config of the layer's own indexer; None where it has none, or one that is not served."""
+    eps: float = EPS
+    """Of both norms."""
+    gate: bool = False
+    """Whether the result is multiplied by the sigmoid of a projection of the hidden state before it
+    goes through o_proj, as in Kimi-K3."""
     invariant: bool = False
     """Always the latent form, with bits of attention that depend on a token and the keys it sees
     alone: serving and training then have the same. See docs/same-bits.md."""
@@ -64,19 +73,31 @@ class MLAConfig:
             config.qk_rope_head_dim,
             config.v_head_dim,
         )
-        rope = Rope.of(dims.rope, config)
+        rope = None if kind in UNTURNED else Rope.of(dims.rope, config)
+        if not getattr(config, "mla_use_nope", True):
+            raise Unsupported("mla_use_nope=False", nearest="a model whose columns are not turned")
+        pool = getattr(config, "index_kpool", 1)
+        gate = bool(getattr(config, "mla_use_output_gate", False))
         return MLAConfig(
             hidden=config.hidden_size,
             heads=config.num_attention_heads,
             dims=dims,
             q_lora=config.q_lora_rank or 0,
             rope=rope,
-            scale=(dims.nope + dims.rope) ** -0.5 * rope.score_factor,
-            topk=getattr(config, "index_topk", 0),
-            bias=config.attention_bias,
-            indexer=IndexerConfig.of(config) if _indexer_served(config) else None,
+            scale=(dims.nope + dims.rope) ** -0.5 * (rope.score_factor if rope else 1.0),
+            # The tokens of an unfinished pool come on top of those that an indexer selected.
+            topk=config.index_topk + pool - 1 if hasattr(config, "index_topk") else 0,
+            bias=getattr(config, "attention_bias", False),
+            indexer=_indexer_of(config),
+            eps=config.rms_norm_eps if kind == POOLED or gate else EPS,
+            gate=gate,
         )
 
 
-def _indexer_served(config: Any) -> bool:
-    return config.model_type in INTERLEAVED and config.index_head_dim == DIM
+def _indexer_of(config: Any) -> IndexerConfig | PoolIndexerConfig | None:
+    """The indexer's config; None where there is none, or one that is not served."""
+    if getattr(config, "index_head_dim", DIM) != DIM:
+        return None
+    if config.model_type == POOLED:
+        return PoolIndexerConfig.of(config)
+    return IndexerConfig.of(config) if config.model_type in INTERLEAVED else None

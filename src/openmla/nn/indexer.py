@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import openmla
-from openmla.errors import Unsupported
+from openmla.errors import InvalidArgument, Unsupported
 from openmla.indexer.cache import IndexCache, quantize
 from openmla.indexer.problem import DIM
 from openmla.nn.batch import Batch
@@ -209,6 +209,18 @@ class Indexer(nn.Module):
             InvalidArgument: the batch has no block_table, or on the CPU a page is past the cache.
         """
         cache.append(self.keys(x, positions), batch.slots(cache.page_size))
+
+    def check_cache(self, cache: object) -> None:
+        """Refuse a cache of another kind.
+
+        Args:
+            cache: what MLAAttention was given as index_cache.
+
+        Raises:
+            InvalidArgument: it is not an IndexCache.
+        """
+        if cache is not None and not isinstance(cache, IndexCache):
+            raise InvalidArgument("index_cache", "an IndexCache", type(cache).__name__)
 
     def project(
         self, x: Tensor, compressed: Tensor, positions: Tensor

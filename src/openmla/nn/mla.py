@@ -38,12 +38,12 @@ from openmla.nn import ranks
 from openmla.nn.batch import Batch
 from openmla.nn.config import MLAConfig
 from openmla.nn.indexer import Indexer
+from openmla.nn.pooled import PoolCache, PoolIndexer, PoolIndexerConfig
 from openmla.planning.form import FormChoice, choose_form, keys_per_piece
 from openmla.planning.registry import masks_keys
 
 MASK_STEP = 128  # keys whose bits are 16 bytes: a part of a mask that begins there can be copied
 FRESH_PAGE = 64  # rows: blocks of that many are copied whole
-EPS = 1e-6  # of both norms, in every model that is served, whatever rms_norm_eps says
 
 
 class MLAAttention(nn.Module):
@@ -64,15 +64,21 @@ class MLAAttention(nn.Module):
         queries = heads * (dims.nope + dims.rope)
         if config.q_lora:
             self.q_a_proj = nn.Linear(hidden, config.q_lora, bias=config.bias)
-            self.q_a_layernorm = nn.RMSNorm(config.q_lora, eps=EPS)
+            self.q_a_layernorm = nn.RMSNorm(config.q_lora, eps=config.eps)
             self.q_b_proj = nn.Linear(config.q_lora, queries, bias=False)
         else:
             self.q_proj = nn.Linear(hidden, queries, bias=False)
         self.kv_a_proj_with_mqa = nn.Linear(hidden, dims.latent + dims.rope, bias=config.bias)
-        self.kv_a_layernorm = nn.RMSNorm(dims.latent, eps=EPS)
+        self.kv_a_layernorm = nn.RMSNorm(dims.latent, eps=config.eps)
         self.kv_b_proj = nn.Linear(dims.latent, heads * (dims.nope + dims.v), bias=False)
         self.o_proj = nn.Linear(heads * dims.v, hidden, bias=config.bias)
-        self.indexer = None if config.indexer is None else Indexer(config.indexer)
+        if config.gate:
+            self.g_proj = nn.Linear(hidden, heads * dims.v, bias=False)
+        self.indexer: Indexer | PoolIndexer | None = None
+        if isinstance(config.indexer, PoolIndexerConfig):
+            self.indexer = PoolIndexer(config.indexer)
+        elif config.indexer is not None:
+            self.indexer = Indexer(config.indexer)
 
     @staticmethod
     def from_config(config: Any) -> MLAAttention:
@@ -117,7 +123,7 @@ class MLAAttention(nn.Module):
         cache: LatentCache | None = None,
         batch: Batch | None = None,
         indices: Tensor | None = None,
-        index_cache: IndexCache | None = None,
+        index_cache: IndexCache | PoolCache | None = None,
         shard: ContextShard | None = None,
         group: Group = None,
     ) -> Tensor:
@@ -137,8 +143,8 @@ class MLAAttention(nn.Module):
                 sequence, with a shard those of the shard.
             indices: int [tokens, topk], places in the query's own sequence, -1 for none, of keys
                 that were selected elsewhere; None: the layer's own indexer selects.
-            index_cache: the IndexCache of the layer's indexer, whose pages have the numbers of the
-                cache's.
+            index_cache: the IndexCache of the layer's indexer, or the PoolCache of one that scores
+                pools; its pages have the numbers of the cache's.
             shard: which tokens this rank has, as openmla.distributed.split made it: see
                 openmla.nn.ranks. None: all of them.
             group: the ranks that have the other tokens of a shard; None is torch's default group.
@@ -153,6 +159,8 @@ class MLAAttention(nn.Module):
                 raise Unsupported(
                     "invariant, with a sequence over several ranks: keys are gathered"
                 )
+            if isinstance(self.indexer, PoolIndexer) or isinstance(index_cache, PoolCache):
+                raise Unsupported("an indexer of pools, with a sequence over several ranks")
             caches = cache, index_cache
             return ranks.forward(self, x, positions, caches, batch, indices, shard, group)
         batch = batch if batch is not None else Batch.of([x.shape[0]], device=x.device)
@@ -160,6 +168,9 @@ class MLAAttention(nn.Module):
         if self.config.invariant:
             return self._invariant(x, positions, cache, batch)
         indexer = self.indexer if indices is None else None
+        keys: Any = index_cache
+        if indexer is not None:
+            indexer.check_cache(keys)
         form = self.choose(batch, x.device if indexer is not None else None).form
         if form == "sparse" and checks.needs_gradients(x, *self.parameters()):
             form = "masked"
@@ -171,9 +182,9 @@ class MLAAttention(nn.Module):
             cache.append(latent, rope, batch.slots(cache.page_size))
         mask = None
         if indexer is not None and compressed is not None and form in ("sparse", "masked"):
-            indices, mask = indexer(x, compressed, positions, batch, index_cache, return_mask=True)
-        elif indexer is not None and index_cache is not None:
-            indexer.append(x, positions, batch, index_cache)
+            indices, mask = indexer(x, compressed, positions, batch, keys, return_mask=True)
+        elif indexer is not None and keys is not None:
+            indexer.append(x, positions, batch, keys)
         if form == "masked" and indices is not None:
             mask = batch.selected_bits(indices) if mask is None else mask
             out = self._masked(q, latent, rope, cache, batch, mask)
@@ -183,8 +194,7 @@ class MLAAttention(nn.Module):
             out = self._latent(q, cache, batch)
         else:
             out = self._expanded(q, latent, rope, cache, batch)
-        projected: Tensor = self.o_proj(out.flatten(1))
-        return projected
+        return self.output(out, x)
 
     def forward_and_loss(
         self, x: Tensor, positions: Tensor, batch: Batch | None = None, sparse: bool = False
@@ -207,6 +217,8 @@ class MLAAttention(nn.Module):
         """
         if self.indexer is None:
             raise Unsupported("the loss of an indexer, in a layer that has none")
+        if isinstance(self.indexer, PoolIndexer):
+            raise Unsupported("the loss of an indexer that scores pools of tokens")
         if self.config.invariant:
             raise Unsupported(
                 "the loss of an indexer, in a layer whose bits are invariant: it expands K and V",
@@ -229,8 +241,7 @@ class MLAAttention(nn.Module):
         )
         target = q, k_nope, rope, lse
         loss = self.indexer.loss(x, compressed, positions, batch, target, self.config.scale, mask)
-        projected: Tensor = self.o_proj(out.flatten(1))
-        return projected, loss
+        return self.output(out, x), loss
 
     def choose(self, batch: Batch, device: torch.device | None = None) -> FormChoice:
         """The form that a batch is computed in, and why; masked only on a device that masks.
@@ -254,15 +265,17 @@ class MLAAttention(nn.Module):
             positions: int [tokens], each token's place in its sequence.
             compressed: [tokens, q_lora], what compress_queries(x) gave; None: it is asked here.
         """
-        dims, turn = self.config.dims, self.config.rope.turn
+        dims, turning = self.config.dims, self.config.rope
         if self.config.q_lora and compressed is None:
             compressed = self.compress_queries(x)
         q = self.q_proj(x) if compressed is None else self.q_b_proj(compressed)
         q_nope, q_rope = q.view(len(x), -1, dims.nope + dims.rope).split([dims.nope, dims.rope], -1)
         latent, rope = self.kv_a_proj_with_mqa(x).split([dims.latent, dims.rope], -1)
-        cos, sin = self.config.rope.cos_sin(positions, x.dtype)
-        q = torch.cat([q_nope, turn(q_rope, cos[:, None], sin[:, None])], dim=-1)
-        return q, self.kv_a_layernorm(latent), turn(rope, cos, sin)
+        if turning is not None:
+            cos, sin = turning.cos_sin(positions, x.dtype)
+            q_rope = turning.turn(q_rope, cos[:, None], sin[:, None])
+            rope = turning.turn(rope, cos, sin)
+        return torch.cat([q_nope, q_rope], dim=-1), self.kv_a_layernorm(latent), rope
 
     def compress_queries(self, x: Tensor) -> Tensor:
         """[tokens, q_lora]: what queries are made of, and what an indexer starts from.
@@ -301,6 +314,19 @@ class MLAAttention(nn.Module):
             out: [tokens, heads, latent], what attention in latent form returned.
         """
         return torch.einsum("thl,hvl->thv", out, self._weights()[:, self.config.dims.nope :])
+
+    def output(self, out: Tensor, x: Tensor) -> Tensor:
+        """[tokens, heads, v] -> [tokens, hidden], through the gate of a layer that has one.
+
+        Args:
+            out: [tokens, heads, v], what attention gave every head.
+            x: [tokens, hidden], the hidden states that the layer was given.
+        """
+        flat = out.flatten(1)
+        if self.config.gate:
+            flat = flat * self.g_proj(x).sigmoid()
+        projected: Tensor = self.o_proj(flat)
+        return projected
 
     def _expanded(
         self, q: Tensor, latent: Tensor, rope: Tensor, cache: LatentCache | None, batch: Batch
@@ -378,7 +404,10 @@ class MLAAttention(nn.Module):
         return openmla.merge_many([out for out, _ in parts], [lse for _, lse in parts])[0]
 
     def check_selection(
-        self, batch: Batch, indices: Tensor | None, index_cache: IndexCache | None
+        self,
+        batch: Batch,
+        indices: Tensor | None,
+        index_cache: IndexCache | PoolCache | None,
     ) -> None:
         """Refuse a batch with more keys than topk where nothing can select them.
 
@@ -415,7 +444,7 @@ class MLAAttention(nn.Module):
         q, latent, rope = self.project(x, positions)
         if cache is not None:
             cache.append(latent, rope, batch.slots(cache.page_size))
-            return self._projected(self.attend_invariantly(q, cache, batch)[0])
+            return self.output(self.attend_invariantly(q, cache, batch)[0], x)
         if x.dtype != torch.bfloat16:
             raise Unsupported(
                 f"invariant, without a cache, in {x.dtype}: rows are kept in bfloat16",
@@ -431,7 +460,7 @@ class MLAAttention(nn.Module):
                 cu_seqlens_q=batch.cu_seqlens,
                 scale=self.config.scale,
             )
-        return self._projected(out)
+        return self.output(out, x)
 
     def attend_invariantly(
         self, q: Tensor, cache: LatentCache, batch: Batch
@@ -458,10 +487,6 @@ class MLAAttention(nn.Module):
             return_lse=True,
         )
         return self.release(out), lse
-
-    def _projected(self, out: Tensor) -> Tensor:
-        projected: Tensor = self.o_proj(out.flatten(1))
-        return projected
 
     def _latent(self, q: Tensor, cache: LatentCache, batch: Batch) -> Tensor:
         assert batch.block_table is not None

@@ -65,12 +65,11 @@ def forward(
     check_together("MLAAttention", group, shard.world, facts)
     compressed = layer.compress_queries(x) if layer.config.q_lora else None
     rows = layer.project(x, positions, compressed)
-    if layer.indexer is not None and indices is None and compressed is not None:
+    if isinstance(layer.indexer, Indexer) and indices is None and compressed is not None:
         given = x, compressed, positions
         indices = _selected(layer.indexer, given, form, keys, batch, shard, group)
     out = _attended(layer, rows, form, cache, batch, indices, shard, group)
-    projected: Tensor = layer.o_proj(out.flatten(1))
-    return projected
+    return layer.output(out, x)
 
 
 def _attended(
@@ -159,6 +158,8 @@ def split_heads(layer: MLAAttention, mesh: DeviceMesh) -> None:
         raise InvalidArgument("mesh", f"a divisor of {layer.config.heads} heads", mesh.size())
     queries = "q_b_proj" if layer.config.q_lora else "q_proj"
     by_head = {queries: ColwiseParallel(), "kv_b_proj": ColwiseParallel()}
+    if layer.config.gate:
+        by_head["g_proj"] = ColwiseParallel()
     parallelize_module(layer, mesh, {**by_head, "o_proj": RowwiseParallel()})
 
 

@@ -102,6 +102,25 @@ class Rope:
         a, b = (x[..., 0::2], x[..., 1::2]) if self.interleaved else (x[..., :half], x[..., half:])
         return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
 
+    def turn_last(self, x: Tensor, positions: Tensor, *, back: bool = False) -> Tensor:
+        """x [tokens, heads, columns] with its last `width` columns turned, each where it was.
+
+        Rows of DeepSeek-V4 are K and V at once, so that attention's result is turned like V:
+        `back=True` undoes it, at the query's own position.
+
+        Args:
+            x: [tokens, heads, columns].
+            positions: int [tokens], each token's place in its sequence.
+            back: turn by the negative angle.
+
+        >>> rope, x = Rope(4, 10000.0), torch.tensor([[[9.0, 1.0, 2.0, 3.0, 4.0]]])
+        >>> there = rope.turn_last(x, torch.tensor([7]))
+        >>> rope.turn_last(there, torch.tensor([7]), back=True).round(decimals=5).tolist()
+        [[[9.0, 1.0, 2.0, 3.0, 4.0]]]
+        """
+        cos, sin = (t[:, None] for t in self.cos_sin(positions, x.dtype))
+        return turn_tail(x, cos, -sin if back else sin)
+
 
 def turn_tail(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x with its last columns turned, pairs (0, 1), (2, 3), ... of them, each where it was.

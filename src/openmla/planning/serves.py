@@ -91,6 +91,8 @@ ALIGNED = OneOf(
     True, why="a pointer or stride is no multiple of 16 bytes, as asynchronous copies demand"
 )
 MOST_PAGE_ROWS = 1024
+FP8_KEYS = OneOf("e4m3")
+"""Keys of the indexer that every kernel of scores reads."""
 LONG_NAMES = {"bf16": "bfloat16", "fp16": "float16", "e4m3": "float8_e4m3fn"}
 """Element types as the configs of Blackwell and CDNA4 call them."""
 QUANTIZED_CACHES = tuple(name for name, format in FORMATS.items() if format.scale)
@@ -103,7 +105,12 @@ def alike(*dtypes: str) -> tuple[tuple[str, ...], ...]:
     return tuple((dtype,) * 4 for dtype in dtypes)
 
 
-def index_scores(heads: Allowed, page_size: Allowed, aligned_16: Allowed = ALIGNED) -> Serves:
+def index_scores(
+    heads: Allowed,
+    page_size: Allowed,
+    aligned_16: Allowed = ALIGNED,
+    key_dtype: Allowed = FP8_KEYS,
+) -> Serves:
     """Scores of the indexer, over pages or contiguous keys."""
     return Serves(
         {
@@ -112,6 +119,7 @@ def index_scores(heads: Allowed, page_size: Allowed, aligned_16: Allowed = ALIGN
             "page_size": page_size,
             **_WINDOWS,
             "batch": ANY,
+            "key_dtype": key_dtype,
             "aligned_16": aligned_16,
         }
     )

@@ -76,6 +76,57 @@ def scores() -> Iterator[list[str]]:
         yield [f"{heads} heads on {target}: {p}" for p in score_problems(op, out, UNWRITTEN)]
 
 
+def fp4_scores() -> Iterator[list[str]]:
+    """FP4 keys in pages that are NaN wherever no key is; one key has a block that is not finite."""
+    lens = (([3, 0, 5, 1], [20, 6, 130, 2]), ([9], [70]), ([1, 1, 1], [40, 33, 1]))
+    for (q_lens, k_lens), heads, page in product(lens, (3, 32, 64), (1, 16, 24)):
+        op, out = _fp4(q_lens, k_lens, heads, page)
+        run(op, out, "a100" if page == 16 else "h200", chunk=64, BN=32)
+        yield [
+            f"{q_lens}, {heads} heads, page {page}: {p}" for p in score_problems(op, out, UNWRITTEN)
+        ]
+
+
+def _fp4(
+    q_lens: list[int], k_lens: list[int], heads: int, page: int
+) -> tuple[ScoresOperands, torch.Tensor]:
+    case = cases.paged(q_lens, k_lens, heads=heads, page_size=page, scales="mxfp4")
+    o = case.options
+    first = o["block_table"][0, 0].long() * page
+    broken = cases.keys(1)
+    broken[0, 40] = torch.nan
+    case.keys.append(broken, first[None])
+    where = paged_windows(o["cu_seqlens_q"], o["cache_lengths"], case.q.shape[0])
+    op = ScoresOperands(case.q, case.weights, case.keys, where, o["block_table"])
+    return op, torch.full((case.q.shape[0], o["block_table"].shape[1] * page), UNWRITTEN)
+
+
+FP4_DEFECTS = {
+    "columns are exchanged": ("packed & 15", "packed >> 4"),
+    "the sign is lost": ("e2m1(packed & 15)", "e2m1(packed & 7)"),
+    "odd columns of queries are even ones": ("line_ok, 1, 2, TYPE", "line_ok, 0, 2, TYPE"),
+    "even products are left out": ("q_odd, tl.dot(even, q))", "q_odd)"),
+    "exponents of another row": ("place * FP4_BLOCKS", "(place ^ 1) * FP4_BLOCKS"),
+    "one exponent for all columns": ("at[:, None] + block", "at[:, None] + 0 * block"),
+    "codes of rows overlap": ("place * codes_stride", "place"),
+}
+
+
+def fp4_defects() -> Iterator[list[str]]:
+    """Every seeded defect of FP4 keys is found; without one, nothing is."""
+
+    def problems(launch: ModuleType = launch) -> list[str]:
+        op, out = _fp4([3, 2], [70, 40], 32, 16)
+        run(op, out, chunk=64, BN=32, launch=launch)
+        return score_problems(op, out, UNWRITTEN)
+
+    yield problems()
+    for name, change in FP4_DEFECTS.items():
+        folder = Path(tempfile.mkdtemp())
+        mutant = load_mutant(package, "indexer.scores", once(*change), "indexer.launch", folder)
+        yield [] if problems(mutant) else [f"{name}: not found"]
+
+
 def ways_to_select(page: int) -> tuple[dict[str, Any], ...]:
     """What a selection can be asked for; rows of a cache with pages of so many."""
     table = torch.randperm(600 // page).int().view(2, -1)
@@ -191,6 +242,23 @@ def paging() -> Iterator[list[str]]:
         same = torch.equal(*(p.scales_view.nan_to_num(7) for p in pools))
         values = [p.values_view.float().nan_to_num(7) for p in pools]
         yield [] if same and torch.equal(*values) else [f"append {scales} {dtype}"]
+    yield from fp4_keys()
+
+
+def fp4_keys() -> Iterator[list[str]]:
+    """New FP4 keys have the bytes of the CPU: ties, signs of zero, blocks that are not finite."""
+    for dtype in (torch.float32, torch.bfloat16):
+        k = torch.randn(9, 128) * torch.logspace(-12, 12, 9)[:, None]
+        k[0, :64] = torch.arange(64) * 0.25 - 8.0
+        k[2], k[3, 5], k[4, 6], k[4, 99] = -0.0, torch.nan, torch.inf, -torch.inf
+        k[5, :32], k[6, 32:64], k[7, 3] = 1e-45, 3e-39, torch.finfo(torch.float32).max
+        k = k.to(dtype)
+        slots = torch.tensor([5, 0, 11, -1, 3, 7, 2, 8, 1])
+        pools = [IndexCache.allocate(num_pages=3, page_size=4, scales="mxfp4") for _ in range(2)]
+        pools[0].append(k, slots)
+        windows.append(pools[1], torch.cat([k, k[:1]]), torch.cat([slots, torch.tensor([12])]))
+        different = (pools[0].data != pools[1].data).nonzero()
+        yield [f"append mxfp4 {dtype}: byte {at}" for at in different[:1].tolist()]
 
 
 def wild() -> Iterator[list[str]]:
@@ -198,8 +266,9 @@ def wild() -> Iterator[list[str]]:
     leaves a tensor ends the process."""
     for seed, (kind, edge) in enumerate(product(KINDS, EDGES)):
         rng, memory = random.Random(f"{kind} {seed}"), GuardedMemory(edge)
-        case = cases.paged([3, 0, 5, 1], [20, 6, 130, 2], heads=3, page_size=16)
-        pool = IndexCache(memory.of(case.keys.data), 16)
+        scales = "mxfp4" if seed % 2 else "ue8m0"
+        case = cases.paged([3, 0, 5, 1], [20, 6, 130, 2], heads=3, page_size=16, scales=scales)
+        pool = IndexCache(memory.of(case.keys.data), 16, scales)
         table, cu, lengths = (
             memory.of(case.options[name])
             for name in ("block_table", "cu_seqlens_q", "cache_lengths")
@@ -245,6 +314,8 @@ def far() -> Iterator[list[str]]:
 PARTS: dict[str, Callable[[], Iterator[list[str]]]] = {
     "far": far,
     "scores": scores,
+    "fp4_scores": fp4_scores,
+    "fp4_defects": fp4_defects,
     "select": select,
     "defects": defects,
     "paging": paging,

@@ -14,9 +14,11 @@ pytest.importorskip("triton")
     ("part", "done"),
     [
         ("scores", 33),
+        ("fp4_scores", 27),
+        pytest.param("fp4_defects", 8, marks=pytest.mark.seeded),
         ("select", 55),
         pytest.param("defects", 6, marks=pytest.mark.seeded),
-        ("paging", 32),
+        ("paging", 34),
         ("wild", 11),
         pytest.param("far", 2, marks=pytest.mark.long),  # a minute: rows beyond 2^31 elements
     ],

@@ -6,6 +6,7 @@
 | upcast | an e4m3 tile as a wider type, by the hardware or, for uint8 tiles, by its bits |
 | load_query | a tile of queries, ready to be multiplied |
 | page_of | where the rows of a paged cache lie |
+| e2m1, power_of_two, scaled | what FP4 codes, ue8m0 bytes and blocks with a scale stand for |
 | read_columns | columns of cache rows in any cache format, dequantized |
 
 ROW, a CacheRow, says what a cache row holds. The value of a column with a scale is
@@ -134,7 +135,7 @@ def _bf16_columns(
 
 
 @triton.jit
-def _power_of_two(exponent):
+def power_of_two(exponent):
     """2^(exponent - 127), as fp32: 0 is a subnormal number, 255 NaN."""
     bits = tl.where(exponent == 0, 0x400000, exponent.to(tl.uint32) << 23)
     return tl.where(exponent == 255, float("nan"), bits.to(tl.float32, bitcast=True))
@@ -167,14 +168,14 @@ def _load_scales(
         pointers = rows.scale_ptr + rows.scale_row[:, None] + block[None, :]
         scales = load_tile(pointers, rows.ok, run < USED, MASKED, RUNS != USED)
         if ROW.has_exponents:
-            scales = _power_of_two(scales)
+            scales = power_of_two(scales)
         elif ROW.has_e4m3_scales:
             scales = upcast(scales, tl.float32)
     elif ROW.has_exponents or ROW.has_e4m3_scales:
         pointers = rows.data_ptr + ROW.scales_at + rows.data_row[:, None] + block[None, :]
         stored = load_tile(pointers, rows.ok, run < USED, MASKED, RUNS != USED)
         if ROW.has_exponents:
-            scales = _power_of_two(stored.to(tl.uint8, bitcast=True))
+            scales = power_of_two(stored.to(tl.uint8, bitcast=True))
         else:
             scales = upcast(stored, tl.float32)
     elif ROW.is_unaligned:
@@ -190,7 +191,7 @@ def _load_scales(
 
 
 @triton.jit
-def _scaled(x, scales):
+def scaled(x, scales):
     """x [rows, columns] times one scale per block of columns, scales [rows, blocks]."""
     ROWS: tl.constexpr = x.shape[0]
     COLUMNS: tl.constexpr = x.shape[1]
@@ -200,7 +201,7 @@ def _scaled(x, scales):
 
 
 @triton.jit
-def _e2m1(code):
+def e2m1(code):
     """The values of codes 0 to 15, fp32. Its bits, moved to those of an fp16, are 2^14 times too
     small, the subnormal 0.5 included."""
     bits = code.to(tl.uint16)
@@ -224,8 +225,8 @@ def _fp4_columns(
     pointers = rows.data_ptr + rows.data_row[:, None] + (FIRST // 2 + byte)[None, :]
     packed = load_tile(pointers, rows.ok, byte < WIDTH // 2, MASKED, COLUMNS != WIDTH)
     scales = _load_scales(rows, FIRST, WIDTH, COLUMNS, ROW, MASKED)
-    low = _scaled(_e2m1(packed & 15), scales).to(tl.bfloat16)
-    high = _scaled(_e2m1(packed >> 4), scales).to(tl.bfloat16)
+    low = scaled(e2m1(packed & 15), scales).to(tl.bfloat16)
+    high = scaled(e2m1(packed >> 4), scales).to(tl.bfloat16)
     return tl.join(low, high).reshape(packed.shape[0], COLUMNS)
 
 
@@ -275,7 +276,7 @@ def read_columns(
         tile = load_tile(pointers, rows.ok, column < ALIKE, MASKED, COLUMNS != ALIKE)
         if ROW.quantized > 0:
             scales = _load_scales(rows, FIRST, ALIKE, COLUMNS, ROW, MASKED)
-            tile = _scaled(upcast(tile, tl.float32), scales).to(tl.bfloat16)
+            tile = scaled(upcast(tile, tl.float32), scales).to(tl.bfloat16)
         if MIXED:
             rest = _bf16_columns(rows, FIRST, WIDTH, COLUMNS, ROW, MASKED)
             tile = tl.where((column < ALIKE)[None, :], tile, rest)

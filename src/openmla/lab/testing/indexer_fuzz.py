@@ -18,7 +18,7 @@ from torch import Tensor
 
 import openmla
 from openmla.errors import Unsupported
-from openmla.indexer.cache import ROW_BYTES, IndexCache, quantize
+from openmla.indexer.cache import MXFP4, MXFP4_BYTES, ROW_BYTES, IndexCache, quantize
 from openmla.indexer.operands import ScoresOperands, SelectOperands, Windows
 from openmla.indexer.problem import DIM
 from openmla.indexer.reference import bits, select
@@ -135,9 +135,10 @@ def _whole(rng: random.Random, memory: MarginMemory, backend: Backend) -> list[s
     q_lens = [rng.randint(1, min(k, 5)) for k in k_lens]
     used = [-(-k // page) for k in k_lens]
     order = torch.randperm(sum(used) + 2).to(torch.int32)
-    data = memory.new((sum(used) + 2, page * ROW_BYTES), torch.uint8)
+    kind, row_bytes = rng.choice((("ue8m0", ROW_BYTES), (MXFP4, MXFP4_BYTES)))
+    data = memory.new((sum(used) + 2, page * row_bytes), torch.uint8)
     data.fill_(0xFF)
-    cache = IndexCache(data, page)
+    cache = IndexCache(data, page, kind)
     table = memory.new((len(k_lens), max(used) + 1), torch.int32)
     parts = torch.split(order[: sum(used)], used)
     keys = []

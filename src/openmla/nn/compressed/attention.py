@@ -9,44 +9,27 @@ and turned by the position of their first token:
     ratio 4      and those of the rows so far that the layer's indexer chooses
     ratio 128    and all rows so far
 
-Both are one softmax with a sink per head (openmla.mla_attend). V was turned with K, so the result
-is turned back by the query's position, and projected in groups of heads. Parameters are named as in
-Transformers.
+Both are one softmax with a sink per head (openmla.mla_attend); what layers of V4.1 do alike is in
+openmla.nn.compressed.row_attention. Parameters are named as in Transformers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm
 
 import openmla
-from openmla import checks
 from openmla.compressor import compress_rows
-from openmla.errors import InvalidArgument, Unsupported
 from openmla.indexer.problem import DIM
 from openmla.nn.batch import Batch
-from openmla.nn.compressed.cache import CompressedCache, CompressorState, Rows
+from openmla.nn.compressed.cache import CompressedCache, CompressorState, NewRows, Rows
 from openmla.nn.compressed.config import CompressedConfig
+from openmla.nn.compressed.row_attention import RowAttention, up_to
 from openmla.nn.indexer import fold
 from openmla.nn.rope import turn_tail
-from openmla.sources import Listed, Source, Span
-
-
-class NewRows(NamedTuple):
-    """Rows that a batch completed, normed and turned."""
-
-    values: Tensor
-    sequence: Tensor
-    place: Tensor
-
-    def slots(self, table: Tensor, page_size: int) -> Tensor:
-        """int64: their physical rows in a pool."""
-        page = table[self.sequence, self.place // page_size].long()
-        return page * page_size + self.place % page_size
+from openmla.sources import Listed, Source
 
 
 class Compressor(nn.Module):
@@ -88,6 +71,17 @@ class Scorer(nn.Module):
         self.weights_proj = nn.Linear(config.hidden, config.index_heads, bias=False)
 
 
+def index_queries(
+    q: Tensor, weights: Tensor, config: CompressedConfig, positions: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Turned queries [tokens, heads, 128] and weights fp32 [tokens, heads] with all factors in, of
+    what an indexer's projections gave."""
+    heads = config.index_heads
+    cos, sin = config.rope.cos_sin(positions, q.dtype)
+    q = turn_tail(q.view(len(q), heads, DIM), cos[:, None], sin[:, None])
+    return q, weights.float() * (heads * DIM) ** -0.5
+
+
 class RowIndexer(Compressor):
     """Which compressed rows a query attends to: by keys that are compressed likewise."""
 
@@ -98,11 +92,8 @@ class RowIndexer(Compressor):
 
     def project(self, x: Tensor, residual: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """q [tokens, heads, 128] and weights fp32 [tokens, heads], all factors in."""
-        heads = self.config.index_heads
-        q = self.q_b_proj(residual).view(len(x), heads, DIM)
-        cos, sin = self.config.rope.cos_sin(positions, x.dtype)
-        q = turn_tail(q, cos[:, None], sin[:, None])
-        return q, self.scorer.weights_proj(x).float() * (heads * DIM) ** -0.5
+        q = self.q_b_proj(residual)
+        return index_queries(q, self.scorer.weights_proj(x), self.config, positions)
 
 
 class SelectingCompressor(Compressor):
@@ -113,7 +104,7 @@ class SelectingCompressor(Compressor):
         self.indexer = RowIndexer(config)
 
 
-class CompressedAttention(nn.Module):
+class CompressedAttention(RowAttention):
     """One attention layer over ragged batches and paged caches, without gradients.
 
     Args:
@@ -121,18 +112,7 @@ class CompressedAttention(nn.Module):
     """
 
     def __init__(self, config: CompressedConfig) -> None:
-        super().__init__()
-        self.config = config
-        rows = config.heads * config.width
-        self.q_a_proj = nn.Linear(config.hidden, config.q_lora, bias=False)
-        self.q_a_norm = nn.RMSNorm(config.q_lora, eps=config.eps)
-        self.q_b_proj = nn.Linear(config.q_lora, rows, bias=False)
-        self.kv_proj = nn.Linear(config.hidden, config.width, bias=False)
-        self.kv_norm = nn.RMSNorm(config.width, eps=config.eps)
-        groups = config.o_groups
-        self.o_a_proj = nn.Linear(rows // groups, groups * config.o_lora, bias=False)
-        self.o_b_proj = nn.Linear(groups * config.o_lora, config.hidden, bias=False)
-        self.sinks = nn.Parameter(torch.zeros(config.heads))
+        super().__init__(config)
         self.compressor: Compressor | None = None
         if config.index_heads:
             self.compressor = SelectingCompressor(config)
@@ -155,24 +135,6 @@ class CompressedAttention(nn.Module):
         """
         return CompressedAttention(CompressedConfig.of(config, layer))
 
-    def load(
-        self, source: nn.Module | Mapping[str, Tensor], prefix: str = ""
-    ) -> CompressedAttention:
-        """Take the weights of an attention module, or of a state dict under `prefix`.
-
-        Args:
-            source: the model's own attention module, or tensors by the names of its parameters.
-            prefix: what names of the state dict begin with, such as "model.layers.0.self_attn.";
-                others are left alone. Empty: all are the layer's.
-
-        Raises:
-            RuntimeError: torch's own, where weights are missing, left over or of another shape.
-        """
-        state = source.state_dict() if isinstance(source, nn.Module) else source
-        own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-        self.load_state_dict(own)
-        return self
-
     def forward(
         self, x: Tensor, cache: CompressedCache, batch: Batch, rows: Rows | None = None
     ) -> Tensor:
@@ -192,35 +154,15 @@ class CompressedAttention(nn.Module):
             InvalidArgument: an argument is wrong; the message names it, and what was expected.
             Unsupported: no kernel serves such a call; the message says what would.
         """
-        _check(x, cache, batch, rows, self.config)
-        if checks.needs_gradients(x, *self.parameters()):
-            raise Unsupported(
-                "gradients of CompressedAttention: its caches carry none", "torch.no_grad()"
-            )
+        self.check(x, cache, batch, rows)
+
+        def others(residual: Tensor) -> list[Source]:
+            if self.compressor is None or rows is None:
+                return []
+            return self._compressed(self.compressor, x, residual, cache, batch, rows)
+
         with torch.no_grad():
-            return self._forward(x, cache, batch, rows)
-
-    def _forward(
-        self, x: Tensor, cache: CompressedCache, batch: Batch, rows: Rows | None
-    ) -> Tensor:
-        cos, sin = (t[:, None] for t in self.config.rope.cos_sin(batch.positions, x.dtype))
-        residual = self.q_a_norm(self.q_a_proj(x))
-        q = self.q_b_proj(residual).view(len(x), -1, self.config.width)
-        q = turn_tail(rms_norm(q, q.shape[2:], eps=self.config.eps), cos, sin)
-        kv = turn_tail(self.kv_norm(self.kv_proj(x)), cos[:, 0], sin[:, 0])
-        cache.window.append(kv, None, batch.slots(cache.window.page_size))
-        sources: list[Source] = [self._window(cache, batch)]
-        if self.compressor is not None and rows is not None:
-            sources += self._compressed(self.compressor, x, residual, cache, batch, rows)
-        scale = self.config.width**-0.5
-        out = openmla.mla_attend(q, sources, scale=scale, sink=self.sinks.float())
-        return self._project(turn_tail(out, cos, -sin))
-
-    def _window(self, cache: CompressedCache, batch: Batch) -> Span:
-        assert batch.block_table is not None
-        last = batch.positions.int()
-        first = last - self.config.window + 1
-        return Span(cache.window, batch.block_table, batch.sequences.int(), first, last + 1)
+            return self.attend(x, cache.window, batch, others)
 
     def _compressed(
         self,
@@ -244,8 +186,7 @@ class CompressedAttention(nn.Module):
             return []
         if chosen is not None:
             return [Listed(cache.rows, chosen)]
-        of = batch.sequences.int()
-        return [Span(cache.rows, rows.block_table, of, torch.zeros_like(ends), ends)]
+        return [up_to(ends, cache.rows, rows.block_table, batch)]
 
     def _choose(
         self,
@@ -276,37 +217,3 @@ class CompressedAttention(nn.Module):
         )
         assert isinstance(chosen, Tensor)
         return chosen
-
-    def _project(self, out: Tensor) -> Tensor:
-        """[tokens, heads, width] -> [tokens, hidden]; a group of heads has a weight of its own."""
-        groups = self.config.o_groups
-        grouped = out.reshape(len(out), groups, -1)
-        weight = self.o_a_proj.weight.view(groups, -1, grouped.shape[2])
-        low = torch.einsum("tgi,goi->tgo", grouped, weight)
-        projected: Tensor = self.o_b_proj(low.flatten(1))
-        return projected
-
-
-def _check(
-    x: Tensor, cache: CompressedCache, batch: Batch, rows: Rows | None, config: CompressedConfig
-) -> None:
-    if x.shape != (batch.tokens, config.hidden):
-        expected = f"[{batch.tokens}, {config.hidden}], as the batch has tokens"
-        raise InvalidArgument("x", expected, f"shape {tuple(x.shape)}")
-    if batch.block_table is None:
-        raise InvalidArgument("batch", "a block_table: the pages of the window", "none")
-    if not config.ratio:
-        return
-    needed: list[object] = [cache.rows, cache.state]
-    needed += [cache.keys, cache.key_state] if config.index_heads else []
-    if any(part is None for part in needed):
-        raise InvalidArgument("cache", f"what a layer of ratio {config.ratio} keeps", "less")
-    if rows is None:
-        raise InvalidArgument("rows", "the pages of compressed rows", "None")
-    sequences = len(batch.new)
-    if rows.block_table.dim() != 2 or rows.block_table.shape[0] != sequences:
-        got = f"shape {tuple(rows.block_table.shape)}"
-        raise InvalidArgument("rows.block_table", f"[{sequences}, max_pages]", got)
-    if rows.requests.shape != (sequences,):
-        got = f"shape {tuple(rows.requests.shape)}"
-        raise InvalidArgument("rows.requests", f"[{sequences}]", got)

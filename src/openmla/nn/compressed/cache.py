@@ -10,7 +10,7 @@ state     the tokens of the row that is not complete, per request: values and ga
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from openmla.cache import LatentCache
 from openmla.errors import InvalidArgument
 from openmla.formats import FormatName
-from openmla.indexer.cache import IndexCache
+from openmla.indexer.cache import IndexCache, ScaleName
 from openmla.indexer.problem import DIM
 from openmla.nn.batch import Batch
 from openmla.nn.compressed.config import CompressedConfig
@@ -47,6 +47,32 @@ class Complete(NamedTuple):
     """int64 [rows]."""
     place: Tensor
     """int64 [rows]: which row of its sequence it is."""
+
+
+class NewRows(NamedTuple):
+    """Rows that a batch completed, ready to be cached."""
+
+    values: Tensor
+    """[rows, width]."""
+    sequence: Tensor
+    """int64 [rows]."""
+    place: Tensor
+    """int64 [rows]: which row of its sequence it is."""
+
+    def slots(self, table: Tensor, page_size: int) -> Tensor:
+        """int64 [rows]: where they lie in a pool.
+
+        Args:
+            table: int32 [sequences, max_pages], the pages of rows.
+            page_size: rows per page.
+        """
+        return physical(table, self.sequence, self.place, page_size)
+
+
+def physical(table: Tensor, sequence: Tensor, place: Tensor, page_size: int) -> Tensor:
+    """int64: where places of sequences lie in a pool of pages."""
+    page = table[sequence, place // page_size].long()
+    return page * page_size + place % page_size
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,6 +209,8 @@ class CompressedCache:
         page_size: int = 64,
         row_page_size: int = 64,
         format: FormatName = "bf16",
+        row_format: FormatName | None = None,
+        scales: ScaleName = "ue8m0",
         device: torch.device | str = "cpu",
     ) -> CompressedCache:
         """The caches of one layer, and None for those that its ratio does not need.
@@ -194,14 +222,16 @@ class CompressedCache:
             requests: lines of state, one for each sequence that is in progress.
             page_size: rows per page of the window.
             row_page_size: rows per page of compressed rows and of keys.
-            format: what a row is, byte by byte: one of openmla.formats.FORMATS.
+            format: what a row of the window is, byte by byte: one of openmla.formats.FORMATS.
+            row_format: what a compressed row is; None: the same.
+            scales: how the indexer's keys are stored: one of IndexCache.allocate's.
             device: where the caches live.
 
         Raises:
             InvalidArgument: there is no such format, it has no such width, or a number is wrong.
         """
 
-        def pool(count: int, size: int) -> LatentCache:
+        def pool(count: int, size: int, format: FormatName) -> LatentCache:
             return LatentCache.allocate(
                 num_pages=count,
                 page_size=size,
@@ -215,11 +245,26 @@ class CompressedCache:
             columns = width * (2 if config.overlap else 1)
             return CompressorState.allocate(requests, config.ratio, columns, config.overlap, device)
 
-        window = pool(pages, page_size)
-        if not config.ratio:
+        window = pool(pages, page_size, format)
+        if not config.writes_rows:
             return CompressedCache(window)
-        rows, kept = pool(row_pages, row_page_size), state(config.width)
-        if not config.index_heads:
-            return CompressedCache(window, rows, None, kept)
-        keys = IndexCache.allocate(num_pages=row_pages, page_size=row_page_size, device=device)
-        return CompressedCache(window, rows, keys, kept, state(DIM))
+        rows = pool(row_pages, row_page_size, row_format or format)
+        cache = CompressedCache(window, rows)
+        if "keys" in config.kept:
+            keys = IndexCache.allocate(
+                num_pages=row_pages, page_size=row_page_size, scales=scales, device=device
+            )
+            cache = replace(cache, keys=keys)
+        if "state" in config.kept:
+            cache = replace(cache, state=state(config.width))
+        if "key_state" in config.kept:
+            cache = replace(cache, key_state=state(DIM))
+        return cache
+
+    def beside(self, source: CompressedCache) -> CompressedCache:
+        """This window, and the compressed rows and keys that another layer of DeepSeek-V4.1 writes.
+
+        Args:
+            source: the caches of that layer.
+        """
+        return CompressedCache(self.window, source.rows, source.keys)

@@ -52,6 +52,21 @@ class CompressedConfig:
         """Whether a row is made of its own tokens and of those of the row before."""
         return self.index_heads > 0
 
+    @property
+    def norms_heads(self) -> bool:
+        """Whether every head of a query is normed before it is turned."""
+        return True
+
+    @property
+    def writes_rows(self) -> bool:
+        """Whether the layer makes compressed rows."""
+        return self.ratio > 0
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Which fields of a CompressedCache a layer of a ratio above 0 reads or writes."""
+        return "rows", "state", *(("keys", "key_state") if self.index_heads else ())
+
     @staticmethod
     def of(config: Any, layer: int) -> CompressedConfig:
         """Layer number `layer` of a model of type deepseek_v4.

@@ -6,6 +6,9 @@ from openmla.kernels.portable.jobs import CHIPS, predicted
 
 PROBLEMS = {
     "64 heads": IndexProblem(form="scores", heads=64, page_size=64, total_q=4, width=128),
+    "64 heads, FP4 keys": IndexProblem(
+        form="scores", heads=64, page_size=64, total_q=4, width=128, key_dtype="e2m1"
+    ),
     "top-64": IndexProblem(
         form="select",
         topk=64,

@@ -70,6 +70,7 @@ def _scores(plan: Plan, op: ScoresOperands, out: Tensor) -> Call:
         "weights_stride": weights.stride(0),
         "out_stride": out.stride(0),
         "TYPE": tl.float8e4nv if config.native_products else tl.bfloat16,
+        "FP4": isinstance(op.keys, IndexCache) and op.keys.key_dtype == "e2m1",
         "QUERIES": config.queries,
         "HEADS": config.heads,
         "CHUNK": config.chunk,
@@ -85,9 +86,12 @@ def _keys(op: ScoresOperands, native: bool) -> dict[str, Any]:
     if isinstance(op.keys, IndexCache):
         table = vector(op.block_table)
         assert table is not None
-        values, scales = op.keys.values_view, op.keys.scales_view
+        if op.keys.key_dtype == "e2m1":
+            values, scales = op.keys.codes_view, op.keys.exponents_view
+        else:
+            values, scales = as_operand(op.keys.values_view, native), op.keys.scales_view
         return {
-            "values_ptr": as_operand(values, native),
+            "values_ptr": values,
             "scales_ptr": scales,
             "table_ptr": table,
             "values_stride": values.stride(1),

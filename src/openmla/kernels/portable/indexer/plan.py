@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from openmla.errors import Unsupported
-from openmla.indexer.problem import IndexProblem
+from openmla.indexer.problem import KEY_DTYPES, IndexProblem
 from openmla.planning.family import Kernel
 from openmla.planning.serves import (
     MOST_PAGE_ROWS,
     YES_OR_NO,
+    OneOf,
     Range,
     index_scores,
     index_selection,
@@ -20,6 +21,8 @@ from openmla.problem import MAX_HEADS
 COLUMNS = 128
 """Heads of all queries of a product: wider tiles spill, narrower ones read keys more often."""
 LEAST_HEADS = 16  # the narrowest operand of tl.dot
+FP4_KEYS = 32
+"""Keys of a step over FP4 rows where products are not wgmma's, which need 64: more spill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,8 @@ class PortableScoresConfig:
     heads: int
     queries: int
     native_products: bool
-    """e4m3 products by the tensor cores; elsewhere keys and queries are widened to bf16."""
+    """e4m3 products by the tensor cores; elsewhere, and over FP4 keys, keys and queries are widened
+    to bf16."""
     chunk: int = 2048
     """Keys of one program: 128 queries over 1M keys are 32768 programs."""
     BN: int = 64
@@ -70,8 +74,11 @@ def _scores(problem: IndexProblem, target: Target) -> PortableScoresConfig:
     if not target.has_bf16:
         raise Unsupported(f"{target.arch}: Triton's products of bf16 and fp16 need sm_80")
     heads = max(LEAST_HEADS, 1 << (problem.heads - 1).bit_length())
-    native = target.vendor == "nvidia" and target.has_e4m3
-    return PortableScoresConfig(heads, max(COLUMNS // heads, 1), native)
+    native = target.vendor == "nvidia" and target.has_e4m3 and problem.key_dtype == "e4m3"
+    config = PortableScoresConfig(heads, max(COLUMNS // heads, 1), native)
+    if problem.key_dtype == "e2m1" and target.arch != "sm_90":
+        return replace(config, BN=FP4_KEYS)
+    return config
 
 
 def _select(problem: IndexProblem, target: Target) -> PortableSelectConfig:
@@ -81,7 +88,12 @@ def _select(problem: IndexProblem, target: Target) -> PortableSelectConfig:
 INDEX_KERNELS = (
     Kernel(
         name="scores",
-        serves=index_scores(Range(1, MAX_HEADS), Range(0, MOST_PAGE_ROWS), YES_OR_NO),
+        serves=index_scores(
+            Range(1, MAX_HEADS),
+            Range(0, MOST_PAGE_ROWS),
+            YES_OR_NO,
+            key_dtype=OneOf(*KEY_DTYPES),
+        ),
         config=PortableScoresConfig,
         choose=_scores,
         launcher="openmla.kernels.portable.indexer.launch",

@@ -4,6 +4,7 @@
 |---|---|---|---|
 | windows_kernel | QUERIES queries | cu_seqlens_q, cache_lengths | windows, sequences, the longest |
 | append_kernel | one token | its key and slot | a row of a page and its scale |
+| append_fp4_kernel | one token | its key and slot | 64 bytes of a page and 4 exponents |
 
 Results have the bits of openmla.indexer.windows and IndexCache.write, which run on the CPU.
 """
@@ -21,13 +22,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from openmla.indexer.cache import LEAST_AMAX, IndexCache
+from openmla.indexer.cache import LEAST_AMAX, LEAST_AMAX_FP4, MXFP4, MXFP4_BLOCK, IndexCache
 from openmla.indexer.operands import FoundWindows, Requests, Windows
+from openmla.indexer.problem import DIM
 from openmla.kernels.call import PLAIN_LAUNCH, WORKSPACE, Call, vector
-from openmla.kernels.portable.cache_ops import E4M3_MAX, e4m3_bits
+from openmla.kernels.portable.cache_ops import E4M3_MAX, LARGEST_E2M1, e2m1_bits, e4m3_bits
 
 QUERIES, SEQUENCES = 64, 128
 _LEAST_AMAX = tl.constexpr(LEAST_AMAX)
+_LEAST_AMAX_FP4 = tl.constexpr(LEAST_AMAX_FP4)
+_BLOCK = tl.constexpr(MXFP4_BLOCK)
+_BLOCKS = tl.constexpr(DIM // MXFP4_BLOCK)
 
 
 @triton.jit(do_not_specialize=["total_q", "batch", "width", "least"])
@@ -189,11 +194,63 @@ def append_kernel(
     tl.store(scales_ptr + page * scales_stride + slot % PAGE, scale)
 
 
+@triton.jit(do_not_specialize=["rows"])
+def append_fp4_kernel(
+    k_ptr,
+    slots_ptr,
+    codes_ptr,
+    exponents_ptr,
+    rows,
+    k_stride,
+    codes_stride,
+    exponents_stride,
+    PAGE: tl.constexpr,
+):
+    """Quantize one key to e2m1, 32 columns with an exponent; a slot outside the pool is skipped."""
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots_ptr + token).to(tl.int64)
+    if (slot < 0) | (slot >= rows):
+        return
+    block = tl.arange(0, _BLOCKS)
+    column = block[:, None] * _BLOCK + tl.arange(0, _BLOCK)[None, :]
+    x = tl.load(k_ptr + token * k_stride + column).to(tl.float32)
+    broken = tl.max(((x != x) | (tl.abs(x) == float("inf"))).to(tl.int32), 1) > 0
+    x = tl.where(broken[:, None], 0.0, x)
+    largest = tl.maximum(tl.max(tl.abs(x), 1), _LEAST_AMAX_FP4)
+    scale = tl.math.div_rn(largest, tl.zeros_like(largest) + LARGEST_E2M1)
+    # Up to the next power of two: the mantissa carries into the exponent.
+    power = (scale.to(tl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000
+    scale = power.to(tl.float32, bitcast=True)
+    code = e2m1_bits(tl.math.div_rn(x, scale[:, None] + tl.zeros_like(x)))
+    low, high = tl.split(code.reshape(_BLOCKS, _BLOCK // 2, 2))
+    byte = block[:, None] * (_BLOCK // 2) + tl.arange(0, _BLOCK // 2)[None, :]
+    page, place = slot // PAGE, slot % PAGE
+    row = codes_ptr + page * codes_stride + place * (_BLOCKS * _BLOCK // 2)
+    tl.store(row + byte, low | high << 4)
+    exponent = tl.where(broken, 255, power >> 23).to(tl.uint8)
+    tl.store(exponents_ptr + page * exponents_stride + place * _BLOCKS + block, exponent)
+
+
 def append(cache: IndexCache, k: Tensor, slots: Tensor) -> None:
     """`IndexCache.append` for checked arguments on the cache's own device."""
     if not k.shape[0] or not cache.rows:
         return
     k = k if k.stride(1) == 1 else k.contiguous()
+    if cache.scales == MXFP4:
+        codes, exponents = cache.codes_view, cache.exponents_view
+        append_fp4_kernel[(k.shape[0],)](
+            k,
+            vector(slots),
+            codes,
+            exponents,
+            cache.rows,
+            k.stride(0),
+            codes.stride(0),
+            exponents.stride(0),
+            PAGE=cache.page_size,
+            **PLAIN_LAUNCH,
+        )
+        return
     values, scales = cache.values_view.view(torch.uint8), cache.scales_view
     append_kernel[(k.shape[0],)](
         k,

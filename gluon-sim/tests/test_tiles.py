@@ -16,7 +16,7 @@ from triton.experimental.gluon import language as gl
 
 from gluon_sim import Kind
 from gluon_sim.compiled import execute
-from gluon_sim.memory.tiles import offsets, tile_of
+from gluon_sim.memory.tiles import Home, offsets, seen_as, tile_of
 from launches.launch import Launch, descriptor
 from toys import views
 
@@ -175,3 +175,14 @@ def test_compiled_code_shows_why(permuted: bool) -> None:
             launch.check()
     else:
         launch.check()
+
+
+def test_a_stage_of_a_buffer_that_two_ctas_share_is_itself():
+    """The second CTA's rows of a stage are where its half of the buffer is."""
+    tile, box = tile_of(nvmma(128, 16)), tile_of(nvmma(128, 16, 3))
+    home = Home(tile, (3, 128, 64), 2, nbytes=3 * 128 * 64 * 2, split=-2)
+    seen = seen_as(home, 128 * 64 * 2, box, (1, 128, 64), 2, -2)
+    assert seen.place is None and seen.strides == (128 * 64 * 2, 64 * 2, 2)
+    turned = seen_as(home, 0, tile, (3, 64, 128), 2, -1)  # other rows and columns of each
+    assert turned.place is not None and turned.strides[0] == 128 * 64 * 2
+    assert turned.place[0, 64] == 64 * 64 * 2

@@ -101,19 +101,13 @@ def tile_of(layout: Any) -> Tile | None:
 
 
 @cache
-def offsets(tile: Tile | None, shape: tuple[int, ...], split: int | None = None) -> Array:
+def offsets(tile: Tile | None, shape: tuple[int, ...]) -> Array:
     """Elements from the first one of a view to each, as the compiler places them.
 
     Args:
         tile: the layout; None: row-major.
         shape: of the view, with the axes that number tiles.
-        split: the axis (from the end) of which the second CTA of a cluster has the second half.
     """
-    if split is not None:
-        half = list(shape)
-        half[split] //= 2
-        own = offsets(tile, tuple(half))
-        return np.concatenate([own, own + own.size], axis=split)
     if tile is None:
         return np.arange(int(np.prod(shape))).reshape(shape)
     inside = shape[max(len(shape) - tile.rank, 0) :]
@@ -174,14 +168,27 @@ def _swizzled(tile: Tile, shape: tuple[int, ...]) -> Array:
     return at
 
 
+def _bytes(
+    tile: Tile | None, shape: tuple[int, ...], itemsize: int, split: int | None, apart: int
+) -> Array:
+    """Bytes from the first element of a view to each. `split`: the axis (from the end) of which the
+    second CTA of a cluster has the second half, `apart` bytes after the first."""
+    if split is None:
+        return offsets(tile, shape) * itemsize
+    half = list(shape)
+    half[split] //= 2
+    own = offsets(tile, tuple(half)) * itemsize
+    return np.concatenate([own, own + apart], axis=split)
+
+
 @cache
 def _maps(home: Home) -> tuple[Array, Array]:
     """From the simulator's byte of a buffer to the compiler's, and back."""
     if home.tile is not None and home.tile.kind == "bases":
         same = np.arange(home.nbytes)
         return same, same
-    first = offsets(home.tile, home.shape, home.split).reshape(-1, 1) * home.itemsize
-    compiled = (first + np.arange(home.itemsize)).reshape(-1)
+    first = _bytes(home.tile, home.shape, home.itemsize, home.split, home.nbytes // 2)
+    compiled = (first.reshape(-1, 1) + np.arange(home.itemsize)).reshape(-1)
     simulated = np.empty_like(compiled)
     simulated[compiled] = np.arange(len(compiled))
     return compiled, simulated
@@ -210,7 +217,7 @@ def seen_as(
         ValueError: it is larger than the buffer, or has no whole elements of it.
     """
     compiled, simulated = _maps(home)
-    there = compiled[start] + offsets(tile, shape, split) * itemsize
+    there = compiled[start] + _bytes(tile, shape, itemsize, split, home.nbytes // 2)
     if there.max(initial=0) + itemsize > home.nbytes:
         raise ValueError(f"a view of {list(shape)} is larger than the buffer")
     here = simulated[there] - start

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from gluon_sim import simulate
+from gluon_sim import Kind, simulate
 from launches import CASES
-from launches.launch import descriptor
+from launches.launch import descriptor, shared_layout
 from toys import hopper_features
 
 
@@ -29,3 +29,11 @@ def test_a_descriptor_has_strides_that_hardware_takes():
     copied(2**39 - 8).raise_if_bad()
     with pytest.raises(ValueError, match="below 2\\^40, got 1099511627776"):
         copied(2**39)
+
+
+def test_a_copy_is_swizzled_as_its_view():
+    tile, out = torch.zeros(64, 64, dtype=torch.bfloat16), torch.zeros(64, 64, dtype=torch.bfloat16)
+    source, target = descriptor(tile, [64, 64]), descriptor(out, [64, 64], shared_layout(16, 64))
+    report = simulate(hopper_features.tma_copy, 1, (source, target, 0, 0))
+    assert report.kinds() == {Kind.ERROR}
+    assert "the descriptor has NVMMASharedLayout(swizzle_byte_width=64" in str(report)

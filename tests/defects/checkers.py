@@ -14,6 +14,7 @@ RULE = "src/openmla/lab/testing"
 LAUNCHES = "gluon-sim/tests/test_launches.py"
 FEATURES = "gluon-sim/tests/test_features.py"
 LANGUAGE = "gluon-sim/tests/test_language.py"
+TILES = "gluon-sim/tests/test_tiles.py"
 EXERCISE = "gluon-sim/tests/test_exercise.py"
 COMPARE = "tests/lab/testing/test_compare.py"
 
@@ -94,6 +95,28 @@ BLINDED = (
         "if size % 16 or not 0 <= size < STRIDE_LIMIT:",
         "if size % 16:",
         f"{FEATURES}::test_a_descriptor_has_strides_that_hardware_takes",
+    ),
+    # Where the compiler puts the elements of a tile.
+    Blinded(
+        "a tile without a swizzle may be permuted",
+        f"{SIMULATOR}/memory/views.py",
+        "if plain and axes != sorted(axes):",
+        "if False:",
+        f"{TILES}::test_a_permuted_tile_without_a_swizzle_is_refused",
+    ),
+    Blinded(
+        "every view of a buffer is row-major",
+        f"{SIMULATOR}/memory/tiles.py",
+        "if np.array_equal(here, _places(shape, plain)):",
+        "if True:",
+        f"{TILES}::test_a_view_reads_what_compiled_code_reads[another swizzle]",
+    ),
+    Blinded(
+        "a copy may be swizzled otherwise than its view",
+        f"{SIMULATOR}/language/hopper.py",
+        "if copied is None or seen is None or copied.boxes != seen.boxes:",
+        "if False:",
+        f"{FEATURES}::test_a_copy_is_swizzled_as_its_view",
     ),
     # NaN and Inf in what a row uses.
     Blinded(

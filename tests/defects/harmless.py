@@ -45,6 +45,27 @@ class Harmless:
 
 HARMLESS: tuple[Harmless, ...] = (
     Harmless(
+        "kernels/blackwell/dense/multiply.py",
+        "score",
+        "mbarrier.wait(bars.q_wide.index(half), 0, pred=j == first)",
+        "mbarrier.wait(bars.q_wide.index(half), 0, pred=True)",
+        "A wait for a phase that has completed passes at once, and the barrier has no other phase.",
+    ),
+    Harmless(
+        "kernels/blackwell/dense/softmax.py",
+        "keep_bits",
+        'kept = gl.inline_asm_elementwise( SELECT, "=f,f,r,r", [parts, words, bit], dtype=gl.float32, is_pure=True, pack=1 )',
+        'kept = gl.inline_asm_elementwise( SELECT, "=f,f,r,r", [parts, words, bit], dtype=gl.float32, is_pure=False, pack=1 )',
+        "Assembly that may do more than compute is kept where it stands; it computes the same.",
+    ),
+    Harmless(
+        "kernels/blackwell/dense/softmax.py",
+        "start",
+        "TMEM.keys // 2",
+        "(((TMEM.keys) + (2) - 1) // (2))",
+        "A tile has an even number of keys.",
+    ),
+    Harmless(
         "kernels/portable/latent.py",
         "latent_kernel",
         "if (parts == 1) | (row_start >= rows) | (part >= parts):",

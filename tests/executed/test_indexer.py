@@ -15,7 +15,7 @@ from openmla.dispatch import triton_version
 from openmla.indexer import reference
 from openmla.indexer.operands import ScoresOperands, SelectOperands, SelectResults, Windows
 from openmla.kernels.launch import calls
-from openmla.lab.testing.executed.indexer import compiled_calls
+from openmla.lab.testing.executed.calls import compiled_calls
 from openmla.lab.testing.indexer import score_problems
 from openmla.planning import plan
 

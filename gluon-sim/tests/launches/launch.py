@@ -51,6 +51,7 @@ _NAMES = {
     torch.float16: "fp16",
     torch.float32: "fp32",
     torch.float8_e4m3fn: "fp8e4nv",
+    torch.int16: "i16",
     torch.int32: "i32",
 }
 

@@ -242,11 +242,12 @@ def async_gather(
     op = AsyncOp(agent, "copy", f"TMA gather to {result.label}", part.nbytes)
 
     def run() -> None:
-        part.write_bits(0)
         array = tensor_desc.array
+        block = np.zeros(part.shape, array.dtype)
         good = (rows >= 0) & (rows < array.shape[0])
         last = min(first + part.shape[1], array.shape[1])
-        part.array()[good, : last - first] = array[rows[good], first:last]
+        block[good, : last - first] = array[rows[good], first:last]
+        part.write_bits(block)
 
     op.run = run
     hopper._deliver(op, barrier, part.nbytes)
@@ -288,6 +289,7 @@ def _check_gather(desc: Descriptor, rows: Array, view: MemoryView) -> None:
         raise ValueError(f"gather4 of {len(rows)} rows into {view.label} {view.shape}")
     if desc.block_shape[0] != 1 or desc.block_shape[1] != view.shape[1]:
         raise ValueError(f"gather4 needs a block of [1, {view.shape[1]}], got {desc.block_shape}")
+    hopper.check_swizzle(desc, view)
 
 
 TMA = Namespace(**vars(hopper.TMA), async_gather=async_gather, async_scatter=async_scatter)

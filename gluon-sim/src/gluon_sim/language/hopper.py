@@ -15,6 +15,7 @@ from gluon_sim.machine.barriers import MBarrier
 from gluon_sim.machine.clocks import Clock, CopyChannel
 from gluon_sim.machine.context import current
 from gluon_sim.memory.global_memory import Descriptor
+from gluon_sim.memory.tiles import tile_of
 from gluon_sim.memory.views import MemoryView
 from gluon_sim.report.findings import Kind
 from gluon_sim.values import dtypes, fp8_sums, layouts
@@ -130,11 +131,19 @@ def _block(desc: Descriptor, view: MemoryView, coord: Sequence[Any]) -> list[int
     """First coordinate of the part of a block that the running CTA copies."""
     if list(view.shape) != desc.block_shape:
         raise ValueError(f"{view.label} {view.shape} does not match the block {desc.block_shape}")
+    check_swizzle(desc, view)
     start = [int(c) for c in coord]
     axis = view.split
     if axis is not None:
         start[len(start) + axis] += view.part().shape[axis] * current().cta.rank
     return start
+
+
+def check_swizzle(desc: Descriptor, view: MemoryView) -> None:
+    """As Triton demands: a copy exchanges bytes as its descriptor says, loads as the view says."""
+    copied, seen = tile_of(desc.layout), tile_of(view.layout)
+    if copied is None or seen is None or copied.boxes != seen.boxes:
+        raise ValueError(f"{view.label} of {view.layout}: the descriptor has {desc.layout}")
 
 
 def _deliver(op: AsyncOp, mbarrier: MemoryView, nbytes: int) -> None:

@@ -2,10 +2,10 @@
 
 An allocation is a run of bytes with a `written` mark per byte and a `Shadow` for races. A view is a
 strided window with an element type; `index`, `slice`, `permute`, `reshape` and `_reinterpret` make
-new views of the same bytes. Addresses are row-major unless the layout is given by bases: those
-views carry the place of every element (see `placement`). Other swizzles and padding belong to the
-compiler and are not modeled. Tensor memory keeps one row per lane, so that a bf16 view may overlay
-the columns of an fp32 one, as on the hardware.
+new views of the same bytes. Addresses are row-major unless the layout is given by bases, or a view
+of another layout has its elements elsewhere than the buffer: those views carry the place of every
+element (see `placement` and `tiles`). Tensor memory keeps one row per lane, so that a bf16 view may
+overlay the columns of an fp32 one, as on the hardware.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from gluon_sim.machine.clocks import Shadow
 from gluon_sim.machine.context import current
 from gluon_sim.memory.lanes import half_lane_width, half_lanes
 from gluon_sim.memory.placement import placement
+from gluon_sim.memory.tiles import Home, row_major, seen_as, tile_of
 from gluon_sim.values.dtypes import Array, DType
 from gluon_sim.values.layouts import split_axis
 from gluon_sim.values.tensors import Tensor
@@ -36,12 +37,13 @@ class Allocation:
         self.shadow = Shadow()
         self.cell = cell
         self.turning = False  # indexed, or waited for, by what a register holds
+        self.first: MemoryView | None = None  # as it was allocated
         self._cells: dict[tuple[Any, ...], int] = {}
 
     def cells(self, view: MemoryView) -> int:
         """The bytes of a view as a bit mask over cells of `cell` bytes."""
-        inside = view.strides if view.place is None else view.place.tobytes()
-        key = (view.offset, view.shape, inside, view.dtype.itemsize)
+        place = None if view.place is None else view.place.tobytes()
+        key = (view.offset, view.shape, view.strides, place, view.dtype.itemsize)
         if key not in self._cells:
             marks = np.zeros(len(self.bytes), np.uint8)
             if view.place is not None:
@@ -121,8 +123,7 @@ class MemoryView:
     @property
     def split(self) -> int | None:
         """The axis (from the end) that a cluster divides, or None."""
-        axis = split_axis(self.layout)
-        return axis if axis is not None and current().cta.cluster.size > 1 else None
+        return _split(self.layout)
 
     @property
     def label(self) -> str:
@@ -149,8 +150,13 @@ class MemoryView:
         i = int(i)
         if not 0 <= i < self._shape[0]:
             raise IndexError(f"index {i} of {self.label}, which has {self._shape[0]} stages")
+        tile = tile_of(self.layout)
+        if tile is not None and self.rank <= tile.rank:
+            raise ValueError(f"index of {self.label} {self._shape} cuts a tile")
         if self.place is not None and self.rank == self.place.ndim:
-            raise ValueError(f"index of {self.label} cuts a tile whose layout is given by bases")
+            return self._derive(
+                shape=self._shape[1:], strides=self.strides[1:], place=self.place[i], stage=i
+            )
         return self._derive(
             shape=self._shape[1:],
             strides=self.strides[1:],
@@ -174,6 +180,13 @@ class MemoryView:
     def permute(self, order: Sequence[int]) -> MemoryView:
         """The same bytes with the axes in another order."""
         axes = [int(i) for i in order]
+        tile = tile_of(self.layout)
+        plain = tile is not None and tile.kind == "nvmma" and not tile.swizzle
+        if plain and axes != sorted(axes):
+            raise ValueError(
+                f"permute of {self.label}: Triton before 3.8 places the elements of a permuted "
+                "tile that has no swizzle as if it had been written in that order"
+            )
         view = self._derive(
             shape=[self._shape[i] for i in axes], strides=[self.strides[i] for i in axes]
         )
@@ -185,27 +198,54 @@ class MemoryView:
         return view
 
     def reshape(self, shape: Sequence[int]) -> MemoryView:
-        """A row-major reshape of a contiguous view."""
-        return self._reinterpret(self.dtype, shape, self.layout)
+        """A row-major reshape of a contiguous view; its layout is the compiler's to find."""
+        shape = [int(x) for x in shape]
+        strides = row_major(shape, self.dtype.itemsize)
+        if self.place is not None or self.strides != row_major(self._shape, self.dtype.itemsize):
+            raise ValueError(f"reshape of {self.label}: its elements do not follow one another")
+        return self._derive(shape=shape, strides=strides, layout=SplitLayout(self.split))
 
     def _reinterpret(self, dtype: DType, shape: Sequence[int], layout: Any) -> MemoryView:
         """The same bytes as another type and shape (tensor memory: same lanes, own columns)."""
         shape = [int(x) for x in shape]
-        strides, place = _strides(shape, dtype, layout)
-        if self.alloc.space == "tensor" and self.rank >= 2 and len(shape) >= 2:
+        if self.alloc.space == "shared":
+            return self._shared_as(dtype, tuple(shape), layout)
+        strides, place = row_major(shape, dtype.itemsize), None
+        if self.rank >= 2 and len(shape) >= 2:
             lane = self.strides[-2]
             width = half_lane_width(self._shape, shape, layout)
             if width:
                 place = half_lanes(shape, width, lane, dtype.itemsize)
             elif shape[-1] * dtype.itemsize > lane:
                 raise ValueError(f"{self.label}: {shape[-1]} columns of {dtype} do not fit")
-            strides = [lane * x for x in _row_major(shape[:-1], 1)] + [dtype.itemsize]
-        if self.place is not None and self.place.flat[0]:
-            raise ValueError(f"{self.label}: only a whole tile can be seen as another one")
+            strides = (*(lane * x for x in row_major(shape[:-1], 1)), dtype.itemsize)
         view = self._derive(dtype=dtype, shape=shape, strides=strides, layout=layout, place=place)
         if view.end > len(self.alloc.bytes):
             raise ValueError(f"{self.label}: a view of {shape} {dtype} is larger than the buffer")
         return view
+
+    def _shared_as(self, dtype: DType, shape: tuple[int, ...], layout: Any) -> MemoryView:
+        """Shared memory as another type and shape: where the compiler has the elements."""
+        first = self.alloc.first
+        assert first is not None
+        within = 0 if self.place is None else int(self.place.flat[0])
+        if first.place is not None and within:
+            raise ValueError(f"{self.label}: only a whole tile can be seen as another one")
+        nbytes, itemsize = len(self.alloc.bytes), first.dtype.itemsize
+        home = Home(tile_of(first.layout), first.shape, itemsize, nbytes, first.split)
+        start = self.offset + within
+        try:
+            seen = seen_as(home, start, tile_of(layout), shape, dtype.itemsize, _split(layout))
+        except ValueError as error:
+            raise ValueError(f"{self.label}: {error}") from None
+        return self._derive(
+            dtype=dtype,
+            shape=shape,
+            strides=seen.strides,
+            offset=start,
+            layout=layout,
+            place=seen.place,
+        )
 
     def reinterpret(
         self, dtype: DType | None = None, shape: Any = None, layout: Any = None
@@ -327,29 +367,27 @@ class SplitLayout:
         self.sim_split = axis
 
 
+def _split(layout: Any) -> int | None:
+    axis = split_axis(layout)
+    return axis if axis is not None and current().cta.cluster.size > 1 else None
+
+
 def _permuted(layout: Any, order: Sequence[int]) -> SplitLayout:
     axis, rank = split_axis(layout), len(order)
     return SplitLayout(None if axis is None else list(order).index(rank + axis) - rank)
 
 
-def _strides(shape: Sequence[int], dtype: DType, layout: Any) -> tuple[list[int], Array | None]:
+def _strides(
+    shape: Sequence[int], dtype: DType, layout: Any
+) -> tuple[tuple[int, ...], Array | None]:
     """Bytes from one index to the next along each axis, and the places inside a tile."""
     tile = placement(layout, shape)
     if tile is None:
-        return _row_major(shape, dtype.itemsize), None
+        return row_major(shape, dtype.itemsize), None
     rank = tile.offsets.ndim
-    stages = _row_major(shape[: len(shape) - rank], tile.extent * dtype.itemsize)
-    return stages + _row_major(shape[len(shape) - rank :], dtype.itemsize), (
-        tile.offsets * dtype.itemsize
-    )
-
-
-def _row_major(shape: Sequence[int], itemsize: int) -> list[int]:
-    strides, step = [], itemsize
-    for extent in reversed(shape):
-        strides.append(step)
-        step *= extent
-    return strides[::-1]
+    stages = row_major(shape[: len(shape) - rank], tile.extent * dtype.itemsize)
+    inside = row_major(shape[len(shape) - rank :], dtype.itemsize)
+    return stages + inside, tile.offsets * dtype.itemsize
 
 
 def allocate(name: str, space: str, dtype: DType, shape: Sequence[int], layout: Any) -> MemoryView:
@@ -360,4 +398,5 @@ def allocate(name: str, space: str, dtype: DType, shape: Sequence[int], layout: 
     if place is not None and place.ndim == len(shape):
         nbytes = int(place.max()) + dtype.itemsize
     alloc = Allocation(name, space, nbytes, min(4, dtype.itemsize))
-    return MemoryView(alloc, dtype, shape, strides, 0, layout, place=place)
+    alloc.first = MemoryView(alloc, dtype, shape, strides, 0, layout, place=place)
+    return alloc.first

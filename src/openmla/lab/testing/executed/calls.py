@@ -1,4 +1,4 @@
-"""The indexer's compiled kernels, executed: launches of any plan, one schedule after the other.
+"""Compiled kernels that no case has: launches of any plan, executed one schedule after the other.
 
     run = compiled_calls(calls(plan, operands, results), "b200", inputs=[scores], outputs=[out])
     reports = run(schedule)         # `out` holds what this execution wrote

@@ -28,7 +28,7 @@ from openmla.kernels.jobs import Jobs
 from openmla.kernels.launch import calls
 from openmla.kernels.triton_version import TRITON
 from openmla.lab.compiling.jobs import CompileJob, CompileReport, compile_job
-from openmla.planning import TARGETS, Plan, Target, cached_plan
+from openmla.planning import Plan, Target, cached_plan, target_by_name
 from openmla.planning.problems import AnyProblem
 from openmla.planning.registry import families_of, family_named
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Row = tuple[CompileJob, CompileReport]
-TARGET_NAMES = ("sm80", "sm89", "sm90", "sm100", "sm120", "gfx942", "gfx950")
+TARGET_NAMES = ("sm80", "sm89", "sm90", "sm100", "sm103", "sm120", "gfx942", "gfx950")
 
 
 def discover() -> list[CompileJob]:
@@ -52,7 +52,7 @@ def discover() -> list[CompileJob]:
 
 def jobs_of(listed: Jobs) -> Iterator[CompileJob]:
     """One job per problem and kernel call."""
-    chip = TARGETS[listed.chip]
+    chip = target_by_name(listed.chip)
     family = family_named(listed.backend) if listed.backend else families_of(chip)[0]
     for name, problem in listed.problems.items():
         best = cached_plan(problem, chip, family.name, None).kernel

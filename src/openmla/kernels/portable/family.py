@@ -3,6 +3,7 @@
 from openmla.arithmetic import Limit
 from openmla.kernels.portable.backward.plan import PORTABLE_BACKWARD
 from openmla.kernels.portable.indexer.plan import INDEX_KERNELS
+from openmla.kernels.portable.indexer_loss.plan import PORTABLE_LOSS
 from openmla.kernels.portable.plan import (
     PortableConfig,
     require_bf16_products,
@@ -117,5 +118,6 @@ PORTABLE = Family(
         *INDEX_KERNELS,
         PORTABLE_BACKWARD,
         PORTABLE_SPARSE_BACKWARD,
+        PORTABLE_LOSS,
     ),
 )

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from openmla.aot.operands import operands_of
 from openmla.backward.problem import BackwardProblem
 from openmla.errors import Unsupported
+from openmla.indexer.loss_problem import LossProblem
 from openmla.indexer.problem import IndexProblem
 from openmla.kernels.call import Call
 from openmla.kernels.jobs import Jobs
@@ -82,7 +83,7 @@ def _none_runs(problem: AnyProblem, chip: Target, backend: str) -> bool:
 
 def _kind(chosen: Plan, call: Call) -> str:
     """The kernel's name."""
-    steps = {IndexProblem: "indexer ", BackwardProblem: "backward "}
+    steps = {IndexProblem: "indexer ", BackwardProblem: "backward ", LossProblem: "indexer "}
     step = steps.get(type(chosen.problem), "")
     return step + str(call.kernel.__name__).removesuffix("_kernel")
 

@@ -19,7 +19,7 @@ from openmla.kernels.portable.plan import padded, require_bf16_products
 from openmla.planning.family import Kernel
 from openmla.planning.serves import DTYPES, LENGTHS, OneOf, Range, Serves, alike, either
 from openmla.planning.target import Target
-from openmla.problem import MAX_HEADS
+from openmla.problem import DTYPE_BYTES, MAX_HEADS
 
 WIDEST = 256
 SCRATCH = 4096
@@ -61,6 +61,7 @@ registers; with `BROAD` neither spills)."""
 BROAD = {32: Tiles(Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)), 64: NARROW[1]}
 """By the lanes of a warp."""
 BROAD_COLUMNS = 576
+FP32 = 4
 SMALL = Tiles(Tile(16, 16, 4, 1), Tile(16, 16, 4, 1))
 WARP_ROWS = 16  # of a product whose left operand stays in the registers of the warps
 
@@ -115,6 +116,19 @@ class PortableBackwardConfig(PassConfig):
     def key_tile(self) -> Tile:
         """Of the key pass."""
         return Tile(self.key_BM, self.key_BN, self.key_warps, self.key_stages)
+
+    def tiles(self, problem: BackwardProblem) -> int:
+        """Tiles of the query pass: enough for any lengths of the sequences."""
+        return problem.total_q // self.BM + problem.batch + 1
+
+    def workspace(self, problem: BackwardProblem) -> int:
+        """Bytes besides the gradients: delta, parts of sinks, a part of every shared rope row per
+        head, and where a query may see no key, d_out with zeros in such rows."""
+        sinks = self.tiles(problem) if problem.has_sink else 0
+        parts = problem.total_k * problem.d_rope if problem.rope == "shared" else 0
+        blind = problem.has_key_mask or (problem.causal and not problem.self_attention)
+        d_out = problem.total_q * problem.d_v * DTYPE_BYTES[problem.q_dtype] if blind else 0
+        return problem.heads * (FP32 * (problem.total_q + sinks + parts) + d_out)
 
     @property
     def smem_used(self) -> int:
@@ -172,6 +186,10 @@ def _choose(problem: Any, target: Target) -> PortableBackwardConfig:
     return select_config(problem, target)
 
 
+def _lines(config: PortableBackwardConfig, problem: BackwardProblem) -> list[str]:
+    return [*config.explain(), f"workspace: {config.workspace(problem)} bytes"]
+
+
 SERVED = Serves(
     {
         "form": OneOf(BACKWARD_FORM),
@@ -191,5 +209,6 @@ PORTABLE_BACKWARD = Kernel(
     serves=SERVED,
     config=PortableBackwardConfig,
     choose=_choose,
+    explain=_lines,
     launcher="openmla.kernels.portable.backward.launch",
 )

@@ -1,8 +1,18 @@
-"""Speed of the sparse backward: the table of docs/training.md, from a result file."""
+"""Tables of docs/training.md: speed of the sparse backward, from a result file, and the portable
+kernels' tiles, from their plans."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from results import newest
+
+from openmla import Problem, plan
+from openmla.backward.problem import BackwardProblem
+from openmla.indexer.loss_problem import LossProblem
+from openmla.kernels.portable.backward.jobs import CHIPS
+from openmla.planning import target_by_name
+from openmla.planning.problems import AnyProblem
 
 STAGES = {
     "statistics": "statistics",
@@ -28,9 +38,36 @@ def sparse_backward() -> str:
     return "\n".join([*lines, "", found.source])
 
 
+V3 = Problem(form="dense", heads=128, d_nope=128, d_rope=64, d_v=128, total_q=4096, total_k=4096)
+LISTS = replace(V3, form="sparse", d_nope=512, d_v=512, topk=2048, causal=False)
+CALLS: dict[str, AnyProblem] = {
+    "dense 128 + 64 → 128": BackwardProblem.of(V3),
+    "dense 192 + 64 → 256": BackwardProblem.of(replace(V3, d_nope=192, d_v=256)),
+    "sparse 512 + 64": BackwardProblem.of(LISTS),
+    "indexer's loss": LossProblem.of(V3, index_heads=64, index_dim=128, wants_gradients=True),
+}
+
+
+def portable_tiles() -> str:
+    """For each chip that they are compiled for: the tile of a pass, and the bytes of a program."""
+    lines = ["| | shared memory, B | " + " | ".join(CALLS) + " |", "|---" * (2 + len(CALLS)) + "|"]
+    for chip in CHIPS:
+        target = target_by_name(chip)
+        cells = [f"{chip} ({target.arch})", f"{target.smem_per_block:,}"]
+        for problem in CALLS.values():
+            config = plan(problem, chip, "portable").config
+            tile = f"{config.BM} x {config.BN}, {config.num_warps} warps"
+            cells.append(f"{tile}: {config.smem_used:,}")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def regions() -> dict[tuple[str, str], str]:
     """What stands in the page."""
-    return {("docs/training.md", "sparse backward"): sparse_backward()}
+    return {
+        ("docs/training.md", "sparse backward"): sparse_backward(),
+        ("docs/training.md", "portable tiles"): portable_tiles(),
+    }
 
 
 def pictures() -> dict[str, str]:

@@ -10,14 +10,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
+from torch.utils.checkpoint import checkpoint
 
 import calls
 import openmla
+from backward.checkpointed import saving
 from formula import cu_seqlens, same_bits
 from openmla import Unsupported
 from openmla.backward.operands import Gradients
@@ -281,6 +278,19 @@ def test_a_compiled_call_has_the_same_gradients(backend: str, compiling: None) -
             assert same_bits(got, want)
 
 
+def test_a_compiled_call_with_every_option_has_the_same_gradients(compiling: None) -> None:
+    def both(**call: Any) -> Tensor:
+        out, lse = openmla.mla_prefill(**call, return_lse=True)
+        return torch.cat([out.flatten().float(), lse.flatten()])
+
+    call = leaves(calls.dense([5, 3], [8, 3], dtype=torch.bfloat16))
+    call |= {"sink": torch.zeros(2).requires_grad_(), "scale": -0.2}
+    call["key_mask"] = torch.tensor([[255], [7], [1], [128], [3], [7], [2], [1]]).int()
+    compiled = torch.compile(both, fullgraph=True, backend="aot_eager")
+    for got, want in zip(gradients(call, compiled), gradients(call, both), strict=True):
+        assert same_bits(got, want)
+
+
 class Counted:
     """Forward passes that ran."""
 
@@ -311,12 +321,7 @@ def test_full_checkpointing_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch)
 
 def test_selective_checkpointing_runs_the_forward_once(monkeypatch: pytest.MonkeyPatch) -> None:
     counted, call = Counted(monkeypatch), leaves(calls.dense([9, 4], dtype=torch.bfloat16))
-
-    def policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        saved = op is torch.ops.openmla.dense_train.default
-        return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
-
-    contexts = partial(create_selective_checkpoint_contexts, policy)
+    contexts = saving(torch.ops.openmla.dense_train.default)
     selective = lambda **given: checkpoint(  # noqa: E731
         lambda: openmla.mla_prefill(**given) * 1.0, use_reentrant=False, context_fn=contexts
     )

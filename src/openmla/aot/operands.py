@@ -21,6 +21,8 @@ from openmla.backward.sparse_operands import RowGradients, SparseBackwardOperand
 from openmla.cache import LatentCache
 from openmla.formats import FormatName
 from openmla.indexer.cache import MXFP4, IndexCache
+from openmla.indexer.loss_operands import LossGradients, LossOperands
+from openmla.indexer.loss_problem import LossProblem
 from openmla.indexer.operands import (
     Requests,
     ScoresOperands,
@@ -100,6 +102,8 @@ def operands_of(
         return _scores(zeros, problem) if problem.form == "scores" else _select(zeros, problem)
     if isinstance(problem, BackwardProblem):
         return _backward(problem, device)
+    if isinstance(problem, LossProblem):
+        return _loss(zeros, problem)
     rows, heads = problem.total_q, problem.heads
     q = zeros(problem.q_dtype, rows, heads, problem.d_qk)
     results = Results(
@@ -159,6 +163,23 @@ def _backward(problem: BackwardProblem, device: torch.device | str) -> tuple[Any
     assert isinstance(forward, DenseOperands)
     operands = BackwardOperands(forward, results.out, results.lse, d_out, d_lse)
     return operands, Gradients.allocate(forward)
+
+
+def _loss(zeros: _Zeros, problem: LossProblem) -> tuple[LossOperands, Any]:
+    attention, results = operands_of(problem.attention, zeros.device)
+    assert isinstance(attention, DenseOperands)
+    rows, heads = problem.total_q, problem.index_heads
+    operands = LossOperands(
+        zeros(problem.q_dtype, rows, heads, problem.index_dim),
+        zeros(problem.kv_dtype, problem.total_k, problem.index_dim),
+        zeros("fp32", rows, heads),
+        attention,
+        results.lse,
+        zeros.stats(problem.wants_gradients, rows),
+    )
+    if problem.wants_gradients:
+        return operands, LossGradients.allocate(operands)
+    return operands, zeros("fp32", rows)
 
 
 def _dense(zeros: _Zeros, problem: Problem, q: Tensor, weights: Weights) -> DenseOperands:

@@ -72,6 +72,10 @@ FEATURES: dict[str, AnyProblem] = {
     "selection of 2048": _SELECT,
     "selection of 2048, with bits for `key_mask`": replace(_SELECT, wants_mask=True),
     "gradients of dense 128+64 → 128, bf16": BackwardProblem.of(_DENSE),
+    "gradients of dense 128+64 → 128, bf16, `key_mask`": BackwardProblem.of(
+        replace(_DENSE, has_key_mask=True)
+    ),
+    "gradients of dense 192+64 → 256, bf16 (GLM-5)": BackwardProblem.of(_GLM5),
     "gradients of sparse 512+64, plain rows, bf16": BackwardProblem.of(
         replace(_SPARSE, page_size=0)
     ),

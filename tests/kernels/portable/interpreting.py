@@ -21,7 +21,7 @@ from typing import Any
 TESTS = Path(__file__).parents[2]
 SCRIPTS = (
     *("interpreted", "interpreted_backward", "interpreted_sparse_backward"),
-    "interpreted_indexer",
+    *("interpreted_indexer", "interpreted_index_loss"),
 )
 
 

@@ -1,10 +1,14 @@
 """The portable family: plain Triton kernels for any CUDA or ROCm GPU."""
 
 from openmla.arithmetic import Limit
-from openmla.errors import Unsupported
 from openmla.kernels.portable.backward.plan import PORTABLE_BACKWARD
 from openmla.kernels.portable.indexer.plan import INDEX_KERNELS
-from openmla.kernels.portable.plan import PortableConfig, select_portable_config
+from openmla.kernels.portable.indexer_loss.plan import PORTABLE_LOSS
+from openmla.kernels.portable.plan import (
+    PortableConfig,
+    require_bf16_products,
+    select_portable_config,
+)
 from openmla.kernels.portable.sparse_backward.plan import PORTABLE_SPARSE_BACKWARD
 from openmla.planning.family import Block, Family, Kernel, Pipeline
 from openmla.planning.latent_split import FixedSplit, LatentSplit
@@ -32,8 +36,7 @@ _STORED = OneOf(*_ELEMENTS, *QUANTIZED_CACHES)
 
 
 def _choose(problem: Problem, target: Target) -> PortableConfig:
-    if not target.has_bf16:
-        raise Unsupported(f"{target.arch}: Triton's products of bf16 and fp16 need sm_80")
+    require_bf16_products(target)
     return select_portable_config(problem, target)
 
 
@@ -116,5 +119,6 @@ PORTABLE = Family(
         *INDEX_KERNELS,
         PORTABLE_BACKWARD,
         PORTABLE_SPARSE_BACKWARD,
+        PORTABLE_LOSS,
     ),
 )

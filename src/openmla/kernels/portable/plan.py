@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from openmla.arithmetic import Limited, ceildiv, require_int, verdict_lines
-from openmla.errors import InvalidArgument
+from openmla.errors import InvalidArgument, Unsupported
 from openmla.formats import BF16, FORMATS, V4
 from openmla.kernels.portable.tuned import Tile, tuned_tile
 from openmla.planning import latent_split, split
@@ -422,6 +422,12 @@ def select_portable_config(problem: Problem, target: Target) -> PortableConfig:
             return last
     assert last is not None  # the smallest tile has 16 rows, which every form allows
     return last
+
+
+def require_bf16_products(target: Target) -> None:
+    """Raise Unsupported where Triton's tl.dot takes neither bf16 nor fp16."""
+    if not target.has_bf16:
+        raise Unsupported(f"{target.arch}: Triton's products of bf16 and fp16 need sm_80")
 
 
 def split_columns(width: int) -> tuple[int, int]:

@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING
 from openmla.aot.operands import operands_of
 from openmla.backward.problem import BackwardProblem
 from openmla.errors import Unsupported
+from openmla.indexer.loss_problem import LossProblem
 from openmla.indexer.problem import IndexProblem
 from openmla.kernels.call import Call
 from openmla.kernels.jobs import Jobs
 from openmla.kernels.launch import calls
 from openmla.kernels.triton_version import TRITON
 from openmla.lab.compiling.jobs import CompileJob, CompileReport, compile_job
-from openmla.planning import TARGETS, Plan, Target, cached_plan
+from openmla.planning import Plan, Target, cached_plan, target_by_name
 from openmla.planning.problems import AnyProblem
 from openmla.planning.registry import families_of, family_named
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Row = tuple[CompileJob, CompileReport]
-TARGET_NAMES = ("sm80", "sm89", "sm90", "sm100", "sm120", "gfx942", "gfx950")
+TARGET_NAMES = ("sm80", "sm89", "sm90", "sm100", "sm103", "sm120", "gfx942", "gfx950")
 
 
 def discover() -> list[CompileJob]:
@@ -52,7 +53,7 @@ def discover() -> list[CompileJob]:
 
 def jobs_of(listed: Jobs) -> Iterator[CompileJob]:
     """One job per problem and kernel call."""
-    chip = TARGETS[listed.chip]
+    chip = target_by_name(listed.chip)
     family = family_named(listed.backend) if listed.backend else families_of(chip)[0]
     for name, problem in listed.problems.items():
         best = cached_plan(problem, chip, family.name, None).kernel
@@ -82,7 +83,7 @@ def _none_runs(problem: AnyProblem, chip: Target, backend: str) -> bool:
 
 def _kind(chosen: Plan, call: Call) -> str:
     """The kernel's name."""
-    steps = {IndexProblem: "indexer ", BackwardProblem: "backward "}
+    steps = {IndexProblem: "indexer ", BackwardProblem: "backward ", LossProblem: "indexer "}
     step = steps.get(type(chosen.problem), "")
     return step + str(call.kernel.__name__).removesuffix("_kernel")
 

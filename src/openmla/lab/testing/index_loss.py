@@ -27,7 +27,7 @@ from openmla.problem import Backend
 EPS = 2.0**-24
 TINY = 2.0**-126
 """Below it fp32 may flush to 0."""
-ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-9, torch.float16: 2.0**-11}
+ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def faults(op: LossOperands, got: dict[str, Tensor], rounds_dz: bool = False) ->
 
 
 def _compared(name: str, got: Tensor, truth: Tensor, bound: Tensor) -> list[str]:
-    allowed = bound + 2 * ROUNDING[got.dtype] * truth.abs() + 2 * TINY
+    allowed = bound + ROUNDING[got.dtype] * (truth.abs() + bound) + 2 * TINY
     if got.dtype == torch.float16:
         allowed = allowed + 2.0**-25
     unseen = (truth == 0) & (bound == 0)

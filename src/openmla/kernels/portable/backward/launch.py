@@ -30,7 +30,7 @@ def calls(plan: Plan, operands: BackwardOperands, gradients: Gradients) -> Itera
     total_q, heads = op.q.shape[:2]
     shared = _shared(plan, operands)
     delta = op.q.new_empty(heads, total_q, dtype=torch.float32)
-    tiles = total_q // config.BM + op.cu_seqlens_q.shape[0]
+    tiles = config.tiles(plan.problem)
     part_sink = None
     if gradients.sink is not None:
         part_sink = op.q.new_empty(tiles, heads, dtype=torch.float32)

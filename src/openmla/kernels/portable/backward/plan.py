@@ -15,15 +15,12 @@ from typing import Any, ClassVar, NamedTuple
 
 from openmla.arithmetic import Limited, verdict_lines
 from openmla.backward.problem import BACKWARD_FORM, BackwardProblem
-from openmla.errors import Unsupported
-from openmla.kernels.portable.plan import padded
+from openmla.kernels.portable.plan import padded, require_bf16_products
 from openmla.planning.family import Kernel
 from openmla.planning.serves import ANY, DTYPES, LENGTHS, OneOf, Range, Serves, alike, either
 from openmla.planning.target import Target
-from openmla.problem import MAX_HEADS
+from openmla.problem import DTYPE_BYTES, MAX_HEADS
 
-COMPILED = ("sm_80", "sm_90", "gfx950")
-"""Architectures that the kernels are compiled for (jobs.py)."""
 WIDEST = 256
 SCRATCH = 4096
 """Shared memory that the compiler takes besides operands, estimated."""
@@ -56,6 +53,16 @@ NARROW = (
 """Hopper multiplies out of shared memory. Elsewhere operands that stay, K and V of the key pass,
 take registers as well: with 64 x 64 an A100's key pass spilled 1,336 bytes, with 32 x 32 none. None
 of these was chosen by its speed."""
+NARROW_COLUMNS = 320
+"""Of Q and V together, 128 + 64 and 128: the most that `NARROW` is for. Wider accumulators take
+more warps where a thread has 255 registers; with 512 of them, as on AMD, more warps have fewer
+each (GLM-5's 192 + 64 and 256, Triton 3.7.1: an L40S's key pass spilled 196 bytes, an MI300X's 307
+registers; with `BROAD` neither spills)."""
+BROAD = {32: Tiles(Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)), 64: NARROW[1]}
+"""By the lanes of a warp."""
+BROAD_COLUMNS = 576
+FP32 = 4
+SMALL = Tiles(Tile(16, 16, 4, 1), Tile(16, 16, 4, 1))
 WARP_ROWS = 16  # of a product whose left operand stays in the registers of the warps
 
 
@@ -80,13 +87,6 @@ class PassConfig(Limited):
         return [", ".join(numbers), *verdict_lines(self.why_unsupported())]
 
 
-def require_compiled(target: Target) -> None:
-    """Raise Unsupported where no backward pass was compiled for the architecture."""
-    if target.arch not in COMPILED:
-        compiled = ", ".join(COMPILED)
-        raise Unsupported(f"backward kernels are compiled for {compiled} alone")
-
-
 @dataclass(frozen=True, kw_only=True)
 class PortableBackwardConfig(PassConfig):
     """One program of either kernel; widths are padded to powers of two."""
@@ -104,6 +104,8 @@ class PortableBackwardConfig(PassConfig):
     rope_cols: int
     v_cols: int
     smem_limit: int
+    warp: int = 32
+    """Lanes of a warp."""
 
     @property
     def query_tile(self) -> Tile:
@@ -115,24 +117,42 @@ class PortableBackwardConfig(PassConfig):
         """Of the key pass."""
         return Tile(self.key_BM, self.key_BN, self.key_warps, self.key_stages)
 
+    def tiles(self, problem: BackwardProblem) -> int:
+        """Tiles of the query pass: enough for any lengths of the sequences."""
+        return problem.total_q // self.BM + problem.batch + 1
+
+    def workspace(self, problem: BackwardProblem) -> int:
+        """Bytes besides the gradients: delta, parts of sinks, a part of every shared rope row per
+        head, and where a query may see no key, d_out with zeros in such rows."""
+        sinks = self.tiles(problem) if problem.has_sink else 0
+        parts = problem.total_k * problem.d_rope if problem.rope == "shared" else 0
+        blind = problem.has_key_mask or (problem.causal and not problem.self_attention)
+        d_out = problem.total_q * problem.d_v * DTYPE_BYTES[problem.q_dtype] if blind else 0
+        return problem.heads * (FP32 * (problem.total_q + sinks + parts) + d_out)
+
     @property
     def smem_used(self) -> int:
         """Shared memory of a program, estimated: what stays, the stages of a step, and P and dS
-        where they do not stay in registers."""
+        where they do not stay in registers. On AMD what stays and the stage in flight are in
+        registers, and so are P and dS. Without stages the compiler stores a part of what stays a
+        second time."""
         query, key = self.query_tile, self.key_tile
         return max(self._smem(query, query.BM, query.BN), self._smem(key, key.BN, key.BM))
 
     def _smem(self, tile: Tile, kept: int, walked: int) -> int:
         columns = self.nope_cols + self.rope_cols + self.v_cols
+        if self.warp == 64:
+            return 2 * max(1, tile.num_stages - 1) * walked * columns + SCRATCH
         rows = kept + tile.num_stages * walked
         moved = 0 if kept == WARP_ROWS * tile.num_warps else 2 * kept * walked
-        return 2 * (rows * columns + moved) + SCRATCH
+        again = kept * max(self.nope_cols, self.v_cols) if tile.num_stages == 1 else 0
+        return 2 * (rows * columns + moved + again) + SCRATCH
 
 
 def select_config(problem: BackwardProblem, target: Target) -> PortableBackwardConfig:
     """The first tiles that fit; when none do, the smallest, which then say why not."""
     last = None
-    for tiles in (TIMED, WIDE, *NARROW) if target.arch == "sm_90" else NARROW:
+    for tiles in _candidates(problem, target):
         last = PortableBackwardConfig(
             **tiles.query._asdict(),
             key_BM=tiles.key.BM,
@@ -143,6 +163,7 @@ def select_config(problem: BackwardProblem, target: Target) -> PortableBackwardC
             rope_cols=padded(problem.d_rope),
             v_cols=padded(problem.d_v),
             smem_limit=target.smem_per_block,
+            warp=target.warp,
         )
         if last.supported():
             break
@@ -150,9 +171,23 @@ def select_config(problem: BackwardProblem, target: Target) -> PortableBackwardC
     return last
 
 
+def _candidates(problem: BackwardProblem, target: Target) -> tuple[Tiles, ...]:
+    """Tiles for the chip and the columns, best first."""
+    if target.arch == "sm_90":
+        return TIMED, WIDE, *NARROW
+    columns = padded(problem.d_nope) + padded(problem.d_rope) + padded(problem.d_v)
+    if columns <= NARROW_COLUMNS:
+        return *NARROW, SMALL
+    return (BROAD[target.warp], SMALL) if columns <= BROAD_COLUMNS else (SMALL,)
+
+
 def _choose(problem: Any, target: Target) -> PortableBackwardConfig:
-    require_compiled(target)
+    require_bf16_products(target)
     return select_config(problem, target)
+
+
+def _lines(config: PortableBackwardConfig, problem: BackwardProblem) -> list[str]:
+    return [*config.explain(), f"workspace: {config.workspace(problem)} bytes"]
 
 
 SERVED = Serves(
@@ -175,5 +210,6 @@ PORTABLE_BACKWARD = Kernel(
     serves=SERVED,
     config=PortableBackwardConfig,
     choose=_choose,
+    explain=_lines,
     launcher="openmla.kernels.portable.backward.launch",
 )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from openmla.errors import Unsupported
 from openmla.indexer.problem import KEY_DTYPES, IndexProblem
+from openmla.kernels.portable.plan import require_bf16_products
 from openmla.planning.family import Kernel
 from openmla.planning.serves import (
     MOST_PAGE_ROWS,
@@ -71,8 +71,7 @@ class PortableSelectConfig:
 
 
 def _scores(problem: IndexProblem, target: Target) -> PortableScoresConfig:
-    if not target.has_bf16:
-        raise Unsupported(f"{target.arch}: Triton's products of bf16 and fp16 need sm_80")
+    require_bf16_products(target)
     heads = max(LEAST_HEADS, 1 << (problem.heads - 1).bit_length())
     native = target.vendor == "nvidia" and target.has_e4m3 and problem.key_dtype == "e4m3"
     config = PortableScoresConfig(heads, max(COLUMNS // heads, 1), native)

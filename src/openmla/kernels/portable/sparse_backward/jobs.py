@@ -4,10 +4,10 @@ from dataclasses import replace
 
 from openmla.backward.problem import BackwardProblem
 from openmla.kernels.jobs import Jobs
+from openmla.kernels.portable.backward.jobs import CHIPS
 from openmla.kernels.portable.jobs import predicted
 from openmla.problem import Problem
 
-CHIPS = ("a100", "h200", "mi355x")
 _V32 = BackwardProblem.of(
     Problem(
         form="sparse",

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from openmla.backward.problem import SPARSE_BACKWARD_FORM, BackwardProblem
-from openmla.kernels.portable.backward.plan import SCRATCH, PassConfig, Tile, require_compiled
-from openmla.kernels.portable.plan import padded
+from openmla.kernels.portable.backward.plan import SCRATCH, PassConfig, Tile
+from openmla.kernels.portable.plan import padded, require_bf16_products
 from openmla.planning.family import Kernel
 from openmla.planning.serves import ANY, DTYPES, LENGTHS, OneOf, Range, Serves, alike, either
 from openmla.planning.target import Target
@@ -26,8 +26,12 @@ FP32 = 4
 PART_CAP = 512 * 1024 * 1024  # bytes of what entries give to rows, of one launch
 
 
-TILES = (Tile(32, 32, 8, 1), Tile(16, 32, 8, 1), Tile(16, 16, 4, 1))
-"""Best first by what fits; none was chosen by its speed, and on an H200 no other was timed."""
+TILES = {
+    32: (Tile(32, 32, 8, 1), Tile(16, 32, 8, 1), Tile(16, 16, 8, 1)),
+    64: (Tile(16, 32, 4, 1), Tile(16, 16, 4, 1)),
+}
+"""By the lanes of a warp, best first by what fits and does not spill; none was chosen by its speed,
+and on an H200 no other was timed. With 32 x 32 and 8 warps an MI355X spilled 229 registers (512 + 64 columns, Triton 3.7.1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +53,17 @@ class PortableSparseBackwardConfig(PassConfig):
     latent_cols: int
     rope_cols: int
     smem_limit: int
+    warp: int = 32
+    """Lanes of a warp."""
 
     @property
     def smem_used(self) -> int:
-        """Shared memory of a program, estimated: Q, d_out and K, weights and their gradients."""
-        columns = 2 * self.latent_cols + self.rope_cols
-        rows = self.BM * columns + self.BN * (self.latent_cols + self.rope_cols)
-        return 2 * (rows + 2 * self.BM * self.BN) + SCRATCH
+        """Shared memory of a program, estimated: Q, d_out and K, which two products read in two
+        ways. On AMD a tile of rows at a time: the rest stays in registers."""
+        if self.warp == 64:
+            return 2 * max(self.BM, self.BN) * self.latent_cols + SCRATCH
+        twice = 2 * self.latent_cols
+        return 2 * (self.BM * (twice + self.rope_cols) + self.BN * twice) + SCRATCH
 
     def variant(self, problem: BackwardProblem) -> SparseBackwardVariant:
         """The launches that a problem takes: the only place that decides."""
@@ -68,12 +76,13 @@ class PortableSparseBackwardConfig(PassConfig):
 def select_config(problem: BackwardProblem, target: Target) -> PortableSparseBackwardConfig:
     """The first tile that fits; when none does, the smallest, which then says why not."""
     last = None
-    for tile in TILES:
+    for tile in TILES[target.warp]:
         last = PortableSparseBackwardConfig(
             **tile._replace(BM=min(tile.BM, padded(problem.heads)))._asdict(),
             latent_cols=padded(problem.d_nope),
             rope_cols=padded(problem.d_rope),
             smem_limit=target.smem_per_block,
+            warp=target.warp,
         )
         if last.supported():
             break
@@ -82,7 +91,7 @@ def select_config(problem: BackwardProblem, target: Target) -> PortableSparseBac
 
 
 def _choose(problem: Any, target: Target) -> PortableSparseBackwardConfig:
-    require_compiled(target)
+    require_bf16_products(target)
     return select_config(problem, target)
 
 

@@ -1,0 +1,1 @@
+"""The loss of an indexer by plain Triton kernels."""

@@ -153,6 +153,7 @@ CASES: dict[str, dict[str, Case]] = {
             100, 300, key_mask="few", causal=False, sink="mixed", seed=42
         ),
         "dense fp8 192+64->256": dense(100, 200, d_nope=192, d_v=256, dtype="e4m3", seed=40),
+        "dense 64+32->64": dense(250, 300, d_nope=64, d_rope=32, d_v=64, seed=43),
     },
     "mi355x": {
         "dense bf16": dense(100, 200, seed=1),

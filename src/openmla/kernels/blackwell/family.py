@@ -3,8 +3,10 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from openmla.arithmetic import Limit
 from openmla.kernels.blackwell.dense.plan import (
     FIRST_DENSE_PAIR,
+    ROPE_COLUMNS,
     DenseConfig,
     dense_config,
     dense_pair_config,
@@ -43,7 +45,6 @@ COARSE = "its weights are FP8 too: those below 2^-17 of a row's largest are lost
 
 # Dense.
 
-ROPE_COLUMNS = 64  # MLAConfig's
 # Rows of a page that rope comes from. A tile of 64 or 128 keys is whole pages or a part of one, and
 # a page is whole swizzle patterns of 8 rows.
 _PAGES = OneOf(
@@ -60,6 +61,8 @@ _EVERY_DENSE = {
     "aligned_16": ALIGNED,
 }
 _WIDTHS = ("d_nope", "d_v")
+# Narrower rope of 16 bits: a box of 64 columns fills with zeros behind it.
+_16_BIT_ROPE = OneOf(ROPE_COLUMNS // 2, ROPE_COLUMNS)
 _WITH_ROPE: Mapping[Field, Allowed] = {
     "d_rope": OneOf(ROPE_COLUMNS),
     "rope": OneOf("shared", "per_head", "cache"),
@@ -79,7 +82,15 @@ _16_BIT_WIDTHS = (
     (192, 256),
     *((256, 64), (256, 128), (256, 256)),
 )
-_16_BITS_WITH_ROPE: Mapping[Field, Allowed] = {**_WITH_ROPE, _WIDTHS: OneOf(*_16_BIT_WIDTHS)}
+_16_BITS_WITH_ROPE: Mapping[Field, Allowed] = {
+    **_WITH_ROPE,
+    "d_rope": _16_BIT_ROPE,
+    _WIDTHS: OneOf(*_16_BIT_WIDTHS),
+}
+_ROPE_OF_FP8_ROWS: Limit[Problem] = Limit(
+    lambda p: p.d_rope == ROPE_COLUMNS or p.rope_dtype not in GLUON_CACHES,
+    lambda p: f"d_rope {p.d_rope} of {p.rope_dtype} rows: {ROPE_COLUMNS} is served",
+)
 _FP8_WITH_ROPE: Mapping[Field, Allowed] = {
     **_WITH_ROPE,
     "d_nope": Range(64, 384, 64),
@@ -88,7 +99,7 @@ _FP8_WITH_ROPE: Mapping[Field, Allowed] = {
 }
 _OF_A_PAIR: Mapping[Field, Allowed] = {
     "rope": OneOf("shared", "per_head"),
-    "d_rope": OneOf(ROPE_COLUMNS),
+    "d_rope": _16_BIT_ROPE,
     _WIDTHS: OneOf((128, 128)),
     "has_q_scale": OneOf(False),
     "has_k_scale": OneOf(False),
@@ -106,11 +117,12 @@ def _dense(
     name: str,
     served: Mapping[Field, Allowed],
     choose: Callable[[Problem, Target], DenseConfig] = dense_config,
+    limits: tuple[Limit[Problem], ...] = (),
     **more: Any,
 ) -> Kernel:
     return Kernel(
         name=name,
-        serves=Serves(served),
+        serves=Serves(served, limits),
         config=DenseConfig,
         choose=choose,
         not_compiled=_not_compiled,
@@ -247,7 +259,11 @@ BLACKWELL = Family(
             choose=dense_pair_config,
             first_triton=FIRST_DENSE_PAIR,
         ),
-        _dense("dense", {**_16_BITS_BESIDE_CACHES, **_16_BITS_WITH_ROPE}),
+        _dense(
+            "dense",
+            {**_16_BITS_BESIDE_CACHES, **_16_BITS_WITH_ROPE},
+            limits=(_ROPE_OF_FP8_ROWS,),
+        ),
         _dense("dense_fp8", {**_FP8, **_FP8_WITH_ROPE}),
         _dense("dense_no_rope", {**_16_BITS, **_WITHOUT_ROPE}),
         _dense("dense_no_rope_fp8", {**_FP8, **_WITHOUT_ROPE, "rope_dtype": OneOf("e4m3")}),

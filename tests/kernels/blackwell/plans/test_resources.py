@@ -50,7 +50,9 @@ REFUSED = {
         replace(V3, q_dtype="fp16", kv_dtype="fp16", v_dtype="fp16"), "bf16"
     ),
     "rope_dtype fp16": replace(V3, rope_dtype="fp16"),
-    "d_rope 32: 64 is served": replace(V3, d_nope=64, d_rope=32, d_v=64),
+    "d_rope 16: 32 or 64 are served": replace(V3, d_nope=64, d_rope=16, d_v=64),
+    "d_rope 32 of fp8_block64 rows: 64 is served": replace(cached(V3, "fp8_block64"), d_rope=32),
+    "d_rope 32: 64 is served": replace(FP8, d_rope=32),
 }
 
 

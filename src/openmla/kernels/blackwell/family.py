@@ -19,6 +19,8 @@ from openmla.kernels.blackwell.pair.plan import (
     PairKernel,
     pair_config,
     pair_config_once,
+    pair_config_split,
+    pair_config_split_once,
 )
 from openmla.kernels.blackwell.sparse.plan import SparseConfig, SparseKernel, sparse_config
 from openmla.modular.blackwell.sparse.shape import CTA_HEADS
@@ -154,7 +156,7 @@ Widths = tuple[tuple[int, int, int], ...]
 
 _ROW_WIDTHS = ("d_nope", "d_rope", "d_v")
 _EVERY_ROW: Mapping[Field, Allowed] = {
-    **either("causal", "has_sink", "wants_lse"),
+    **either("causal", "has_sink", "has_q_scale", "wants_lse"),
     **LENGTHS,
     "aligned_16": ALIGNED,
 }
@@ -169,7 +171,7 @@ _ROW_FORMS: Mapping[str, Mapping[Field, Allowed]] = {
     "latent": {"form": OneOf("latent"), **_EVERY_ROW, "page_size": Range(1, MOST_PAGE_ROWS)},
 }
 _HEADS = Range(1, MAX_HEADS)
-_MORE_HEADS = Range(CTA_HEADS + 1, MAX_HEADS)
+_CTA_HEADS, _MORE_HEADS = Range(1, CTA_HEADS), Range(CTA_HEADS + 1, MAX_HEADS)
 
 
 def _one_cta_fails(problem: Problem, triton: tuple[int, ...]) -> str:
@@ -203,7 +205,7 @@ def _pair(
     widths: Widths = _WIDE_ROWS,
     coarse: str = "",
 ) -> Kernel:
-    """A pair of CTAs, for more than 64 heads."""
+    """A pair of CTAs, for more than 64 heads, or for fewer whose keys are split."""
     return Kernel(
         name=name,
         config=PairConfig,
@@ -215,7 +217,6 @@ def _pair(
         explain=lambda config, problem: PairKernel(config, problem).explain(),
         first_triton=FIRST_ROWS_PAIR,
         coarse=coarse,
-        slower=why_slower_unsplit,
     )
 
 
@@ -235,18 +236,25 @@ def _one_cta(name: str, form: str, dtypes: Dtypes) -> Kernel:
 
 
 _ROWS_BF16, _ROWS_16_BITS = alike("bf16"), alike("bf16", "fp16")
-_FP8_ROWS = tuple(("bf16", name, name, name) for name in ("e4m3", *GLUON_CACHES))
-_FP8_CACHES = _FP8_ROWS[1:]
+# Queries of 8 bits become bf16 before the kernel.
+_FP8_CACHES = tuple((q, name, name, name) for q in ("bf16", "e4m3") for name in GLUON_CACHES)
+_FP8_ROWS = (*_FP8_CACHES, *(((q, "e4m3", "e4m3", "e4m3")) for q in ("bf16", "e4m3")))
 _ROWS_KERNELS = (
     _pair("sparse_pair", "sparse", _ROWS_16_BITS),
     _one_cta("sparse", "sparse", _ROWS_16_BITS),
+    _pair("sparse_fp8", "sparse", alike("e4m3"), heads=_HEADS, coarse=COARSE),
     _pair("sparse_fp8_rows_pair", "sparse", _FP8_CACHES, pair_config_once),
     _one_cta("sparse_fp8_rows", "sparse", _FP8_ROWS),
     _pair("latent_pair", "latent", _ROWS_BF16),
+    _pair("latent_split_pair", "latent", _ROWS_BF16, pair_config_split, heads=_CTA_HEADS),
     _one_cta("latent", "latent", _ROWS_BF16),
     _pair("latent_fp8_rows_pair", "latent", _FP8_CACHES, pair_config_once),
+    _pair(
+        *("latent_fp8_rows_split_pair", "latent", _FP8_CACHES),
+        choose=pair_config_split_once,
+        heads=_CTA_HEADS,
+    ),
     _one_cta("latent_fp8_rows", "latent", _FP8_CACHES),
-    _pair("sparse_fp8", "sparse", alike("e4m3"), heads=_HEADS, coarse=COARSE),
 )
 
 BLACKWELL = Family(

@@ -1,14 +1,34 @@
 """What a pair of CTAs works on: tokens in turn, each with its list of rows, KEYS at a time.
 
 The lists of all tokens are a sparse.records.TokenLists; for INDEXING see sparse/rows.py.
+
+Where requests of few rows and many keys may be split (`TokenLists.ranges`), a work item is one
+token and one range of its keys. Ranges follow from the request's own rows and keys
+(gluon/ranges/rule.py), so items are numbered request by request: of a request range by range, since
+its tokens find the rows of a range in L2, and of a range from the last token to the first, since
+the last sees most keys. To find an item, the items of 32 requests are counted at once, a request to
+a lane. 8 heads, cu_seqlens_q [0, 2, 3], 4 tokens, cache_lengths [40, 5000]:
+
+| item | 0 | 1 | 2 | 3 | … | 11 | 12 |
+|---|---|---|---|---|---|---|---|
+| token | 1 | 0 | 2 | 2 | … | 2 | 3 (no keys) |
+| keys | 0-39 | 0-38 | 0-511 | 512-1023 | … | 4608-4999 | |
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import mbarrier
 
-from openmla.kernels.blackwell.pair.records import Item
-from openmla.kernels.blackwell.sparse.rows import count_of, keys_seen, steps_of
+from openmla.kernels.blackwell.pair.records import Counted, Item
+from openmla.kernels.blackwell.sparse.rows import (
+    CHUNK,
+    count_of,
+    keys_seen,
+    lanes_layout,
+    steps_of,
+)
+from openmla.kernels.gluon.ranges.records import Requests
+from openmla.kernels.gluon.ranges.rule import ranges_of, request_of
 
 KEYS = gl.constexpr(256)  # keys of a step
 ROWS = gl.constexpr(128)  # heads of both CTAs
@@ -32,11 +52,13 @@ def barriers(NUMBER: gl.constexpr, COMMON: gl.constexpr):
 
 
 @gluon.jit
-def token_of(number, lists):
+def token_of(number, lists, INDEXING: gl.constexpr):
     """The token of the number-th item. The last tokens of a sequence see most keys, and come
-    first."""
+    first. Numbers past the last are those of no item."""
     token = number
-    if lists.cu_seqlens is not None:
+    if lists.ranges is not None:
+        token = range_of(number, lists, INDEXING).token
+    elif lists.cu_seqlens is not None:
         token = lists.tokens - 1 - number
     return token
 
@@ -44,14 +66,105 @@ def token_of(number, lists):
 @gluon.jit
 def item_of(number, lists, INDEXING: gl.constexpr):
     """The number-th item."""
-    token = token_of(number, lists)
-    line = token
-    if lists.cu_seqlens is None:
-        count = count_of(lists, token)
+    if lists.ranges is not None:
+        return range_of(number, lists, INDEXING)
     else:
-        line, count = keys_seen(token, lists, INDEXING)
-    indices = lists.indices + line.to(gl.int64) * lists.stride
-    return Item(token=token, indices=indices, length=count, steps=steps_of(count, KEYS))
+        token = token_of(number, lists, INDEXING)
+        line = token
+        if lists.cu_seqlens is None:
+            count = count_of(lists, token)
+        else:
+            line, count = keys_seen(token, lists, INDEXING)
+        return Item(
+            token=token,
+            indices=lists.indices + line.to(gl.int64) * lists.stride,
+            first=number * 0,
+            length=count,
+            steps=steps_of(count, KEYS),
+            part=number * 0 - 1,
+        )
+
+
+@gluon.jit
+def items_of(lists):
+    """How many items there are."""
+    total = lists.tokens
+    if lists.ranges is not None:
+        total = gl.program_id(0) * 0
+        for first in range(0, lists.batch + 1, CHUNK):
+            total += gl.sum(counted(first, lists).items, 0)
+    return total
+
+
+@gluon.jit
+def requests_of(lists):
+    """The `Requests` of token lists that follow from a block table."""
+    return Requests(
+        cu_seqlens_q=lists.cu_seqlens,
+        lengths=lists.lengths,
+        most_keys=lists.topk,
+        batch=lists.batch,
+        total_q=lists.tokens,
+        rest_q=lists.ranges.rest_q,
+    )
+
+
+@gluon.jit
+def counted(first, lists):
+    """`Counted` requests, from number `first` on."""
+    lanes = gl.arange(0, CHUNK, lanes_layout(gl.num_warps(), 2))
+    _start, tokens, keys = request_of(first + lanes, requests_of(lists))
+    parts, _bits = ranges_of(tokens * lists.ranges.heads, keys, None, True)
+    return Counted(lanes=lanes, items=tokens * parts)
+
+
+@gluon.jit
+def range_of(number, lists, INDEXING: gl.constexpr):
+    """The number-th item where requests may be split."""
+    heads = lists.ranges.heads
+    first = number * 0
+    chunk = counted(first, lists)
+    size = gl.sum(chunk.items, 0)
+    within = number
+    while (within >= size) & (first + CHUNK <= lists.batch):
+        within -= size
+        first += CHUNK
+        chunk = counted(first, lists)
+        size = gl.sum(chunk.items, 0)
+    lane = number * 0  # the last request of the chunk that begins at or before the item
+    for bit in gl.static_range(5):
+        tried = lane + (16 >> bit)
+        lane = gl.where(items_before(tried, chunk) <= within, tried, lane)
+    within -= items_before(lane, chunk)
+    request = first + lane
+    start, tokens, keys = request_of(request, requests_of(lists))
+    parts, bits = ranges_of(tokens * heads, keys, None, True)
+    each = gl.maximum(tokens, 1)
+    part = within // each
+    later = within % each
+    seen = keys
+    if INDEXING.is_causal:
+        seen = keys - later
+    begin = gl.where(parts > 1, part << bits, 0)
+    end = gl.where(part + 1 < parts, (part + 1) << bits, keys)
+    length = gl.minimum(seen, end)
+    line = gl.maximum(gl.minimum(request, lists.batch - 1), 0)
+    row = part * tokens + tokens - 1 - later
+    place = request * lists.ranges.part_rows + row * heads
+    return Item(
+        token=start + tokens - 1 - later,
+        indices=lists.indices + line.to(gl.int64) * lists.stride,
+        first=begin,
+        length=length,
+        steps=steps_of(length - begin, KEYS),
+        part=gl.where(parts > 1, place, -1),
+    )
+
+
+@gluon.jit
+def items_before(lane, chunk):
+    """Items of the requests of a chunk, which is `Counted`, before that of a lane."""
+    return gl.sum(gl.where(chunk.lanes < lane, chunk.items, 0), 0)
 
 
 @gluon.jit

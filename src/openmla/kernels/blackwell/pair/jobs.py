@@ -6,6 +6,7 @@ from openmla.kernels.blackwell.dense.jobs import predicted_by
 from openmla.kernels.blackwell.pair.plan import FIRST_ROWS_PAIR, PairKernel
 from openmla.kernels.blackwell.sparse.jobs import LATENT, V32
 from openmla.kernels.call import Call
+from openmla.kernels.gluon.ranges.jobs import merge_memory
 from openmla.kernels.jobs import Jobs, Predicted, typed
 from openmla.kernels.triton_version import TRITON
 from openmla.planning import Plan
@@ -17,6 +18,8 @@ PROBLEMS = {
     "128 heads fp16": typed(V32, "fp16"),
     "128 heads latent": LATENT,
     "128 heads 512+0": replace(V32, d_rope=0),
+    "128 heads latent split": replace(LATENT, total_k=1 << 20, table_keys=32768, has_sink=True),
+    "16 heads latent split": replace(LATENT, heads=16, total_k=1 << 20, table_keys=32768),
     "128 heads e4m3": typed(V32, "e4m3"),
     "16 heads e4m3": typed(replace(V32, heads=16), "e4m3"),
 }
@@ -26,6 +29,9 @@ SPILLS = 32
 
 def predicted(plan: Plan, call: Call) -> Predicted:
     """Memory and registers that the plan predicts."""
+    merge = merge_memory(call)
+    if merge is not None:
+        return merge
     return predicted_by(PairKernel(plan.config, plan.problem), SPILLS)
 
 

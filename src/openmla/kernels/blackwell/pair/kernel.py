@@ -1,10 +1,10 @@
 """Latent MLA prefill on Blackwell with a pair of CTAs: 128 heads, rows of 512 + 64 columns or 512.
 
 The rows of a token are listed, or all that its sequence has in a paged cache (see sparse/rows.py).
-A pair serves one token at a time and walks its rows KEYS = 256 at a time by two-CTA products: each
-CTA holds 64 heads of Q, of the weights and of the output. Pairs are persistent: as many as fit on
-the chip take tokens in turn, so that the first products of a token run under the last softmax and
-the store of the one before.
+A pair serves one token at a time, or a range of a token's keys (items.py), and walks its rows
+KEYS = 256 at a time by two-CTA products: each CTA holds 64 heads of Q, of the weights and of the
+output. Pairs are persistent: as many as fit on the chip take tokens in turn, so that the first
+products of a token run under the last softmax and the store of the one before.
 
 | partition | warps | does |
 |---|---|---|
@@ -53,13 +53,23 @@ from triton.experimental.gluon.language.nvidia.blackwell import allocate_tensor_
 from openmla.kernels.blackwell.pair.items import KEYS, ROWS, barriers
 from openmla.kernels.blackwell.pair.load import load
 from openmla.kernels.blackwell.pair.multiply import multiply
-from openmla.kernels.blackwell.pair.records import Barriers, Sources, TensorMemory, Tiles
+from openmla.kernels.blackwell.pair.records import (
+    Barriers,
+    ScoreScale,
+    Sources,
+    TensorMemory,
+    Tiles,
+)
 from openmla.kernels.blackwell.pair.softmax import kv_valid_producer, softmax
 from openmla.kernels.blackwell.records import HeadRows
-from openmla.kernels.blackwell.sparse.records import Pool, Results, TokenLists
+from openmla.kernels.blackwell.sparse.records import Pool, Ranges, Results, TokenLists
 from openmla.kernels.blackwell.sparse.rows import vector_layout
+from openmla.kernels.gluon.ranges.records import Parts
 
-COUNTS = ["factor", "rows", "topk", "tokens", "batch", "heads", "page_step", "row_step"]
+COUNTS = [
+    *("factor", "rows", "topk", "tokens", "batch", "heads", "page_step", "row_step"),
+    *("part_rows", "rest_q"),
+]
 STRIDES = [
     "indices_stride",
     "lse_stride_t",
@@ -68,7 +78,10 @@ STRIDES = [
     "logits_stride_h",
 ]
 # Vectors of 4-byte elements, read and written one by one: a slice of a tensor is as good as all.
-VECTORS = ["indices_ptr", "lengths_ptr", "cu_ptr", "lse_ptr", "max_logits_ptr", "sink_ptr"]
+VECTORS = [
+    *("indices_ptr", "lengths_ptr", "cu_ptr", "lse_ptr", "max_logits_ptr", "sink_ptr"),
+    *("q_scale_ptr", "part_state_ptr"),
+]
 
 
 @gluon.jit(do_not_specialize=COUNTS + STRIDES, do_not_specialize_on_alignment=VECTORS)
@@ -83,6 +96,7 @@ def pair_kernel(  # noqa: PLR0913
     lse_ptr,
     max_logits_ptr,
     sink_ptr,
+    q_scale_ptr,
     factor,
     rows,
     topk,
@@ -91,6 +105,10 @@ def pair_kernel(  # noqa: PLR0913
     heads,
     page_step,
     row_step,
+    part_sums_ptr,
+    part_state_ptr,
+    part_rows,
+    rest_q,
     indices_stride,
     lse_stride_t,
     lse_stride_h,
@@ -145,6 +163,11 @@ def pair_kernel(  # noqa: PLR0913
         valid_full=valid_full,
         valid_free=valid_free,
     )
+    parts = None
+    ranges = None
+    if part_sums_ptr is not None:
+        parts = Parts(sums=part_sums_ptr, state=part_state_ptr)
+        ranges = Ranges(heads=heads, rest_q=rest_q, part_rows=part_rows)
     lists = TokenLists(
         indices=indices_ptr,
         lengths=lengths_ptr,
@@ -153,6 +176,7 @@ def pair_kernel(  # noqa: PLR0913
         topk=topk,
         tokens=tokens,
         batch=batch,
+        ranges=ranges,
     )
     pool = Pool(rows=rows, page_step=page_step, row_step=row_step)
     sources = Sources(q=q_desc, k=k_desc, v=v_desc)
@@ -162,6 +186,7 @@ def pair_kernel(  # noqa: PLR0913
         max_logits=HeadRows(
             base=max_logits_ptr, token_stride=logits_stride_t, head_stride=logits_stride_h
         ),
+        parts=parts,
     )
     gl.warp_specialize(
         [
@@ -175,7 +200,7 @@ def pair_kernel(  # noqa: PLR0913
                     results,
                     sink_ptr,
                     heads,
-                    factor,
+                    ScoreScale(factor=factor, q_scale=q_scale_ptr),
                     INDEXING,
                     WEIGHTS,
                     REGS,

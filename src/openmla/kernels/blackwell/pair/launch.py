@@ -21,17 +21,20 @@ from openmla.kernels.blackwell.sparse.launch import (
     head_box,
     lists_of,
     source_of,
+    widened,
 )
 from openmla.kernels.blackwell.sparse.records import Indexing
 from openmla.kernels.call import Call, strides, vector
 from openmla.kernels.gluon.compat import pair_tmem_layout, tmem_reg_layout
 from openmla.kernels.gluon.dequantize.launch import Filling, addressed_once
-from openmla.operands import Results
+from openmla.kernels.gluon.ranges.launch import group_of, groups, merge_call, partial_results
+from openmla.operands import LatentOperands, Results
 from openmla.planning import Plan
 from openmla.planning.target import target_by_name
 
 ATOM = 256  # columns of the output that one product writes
 OUT_SIZE = 2  # bytes
+VECTOR = 8  # elements of 16 bytes: the unit of the merge's strides
 
 
 def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
@@ -50,6 +53,9 @@ def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
         yield from space.calls
         op = space.operands
         keys, table = lists_of(op)
+    if plan.config.qkv_dtype_size == OUT_SIZE:
+        op, copies = widened(op)
+        yield from copies
     rows, size = source_of(op.cache, plan.config.qk_depth).data, kernel.size
     tokens, heads, _ = op.q.shape
     arguments = {
@@ -64,13 +70,34 @@ def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
         "max_logits_ptr": results.max_logits,
         **strides("logits", results.max_logits),
         "sink_ptr": vector(op.weights.sink),
+        "q_scale_ptr": vector(op.weights.q_scale),
         "factor": op.weights.scale * LOG2_E,
         "tokens": tokens,
         "heads": heads,
         "page_step": rows.page_step,
         "row_step": rows.row_step,
     }
-    yield Call(pair_kernel, min(tokens, max(chip.sm_count // 2, 1)), arguments)
+    yield from _launches(plan, op, results, arguments, max(chip.sm_count // 2, 1))
+
+
+def _launches(
+    plan: Plan, op: Operands, results: Results, arguments: dict[str, Any], pairs: int
+) -> Iterator[Call]:
+    """One launch; or where requests may be split, one for each group of them, with its merge."""
+    space, tokens = plan.variant.ranges, op.q.shape[0]
+    if space is None or not space.rows:
+        whole = {"part_sums_ptr": None, "part_state_ptr": None, "part_rows": 0, "rest_q": 0}
+        yield Call(pair_kernel, min(tokens, pairs), arguments | whole)
+        return
+    assert isinstance(op, LatentOperands)
+    parts = partial_results(space, plan.config.v_depth, results.out.device)
+    no_bits = parts.pop("range_bits")
+    for group in groups(space, op):
+        here = arguments | parts | group_of(op, arguments["indices_ptr"], group)
+        yield Call(pair_kernel, min(tokens * space.ranges, pairs), here)
+        merged = {"range_bits": no_bits, "total_q": tokens, "out_ptr": results.out}
+        merged |= strides("out", results.out, VECTOR)
+        yield merge_call(plan.config.v_depth, space, here | merged)
 
 
 @lru_cache(maxsize=64)

@@ -21,6 +21,16 @@ class Indexing(NamedTuple):
     ctas: int
 
 
+class Ranges(NamedTuple):
+    """What the ranges of split requests follow from, besides lengths; see gluon/ranges/rule.py."""
+
+    heads: Any
+    rest_q: Any
+    """Where the tokens end that follow the last sequence; 0 where another launch clears them."""
+    part_rows: Any
+    """Rows of the workspace that a request has."""
+
+
 class TokenLists(NamedTuple):
     """The lists of all tokens, or the block table that they follow from."""
 
@@ -37,6 +47,8 @@ class TokenLists(NamedTuple):
     tokens: Any
     batch: Any
     """Sequences of a block table."""
+    ranges: Any
+    """`Ranges`; None where a work item has all keys of its token."""
 
 
 class Pool(NamedTuple):
@@ -64,6 +76,8 @@ class Results(NamedTuple):
     """A TMA descriptor."""
     lse: HeadRows
     max_logits: HeadRows
+    parts: Any
+    """The workspace for ranges of keys, gluon.ranges.records.Parts; None where none are split."""
 
 
 class SoftmaxState(NamedTuple):

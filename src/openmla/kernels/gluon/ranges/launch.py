@@ -57,7 +57,9 @@ def group_of(op: LatentOperands, table: Tensor, group: slice) -> dict[str, Any]:
     }
 
 
-def merge_call(d_v: int, space: RangeSpace, attention: dict[str, Any], sources: Sources) -> Call:
+def merge_call(
+    d_v: int, space: RangeSpace, attention: dict[str, Any], sources: Sources | None = None
+) -> Call:
     """Programs for as many rows as a request has on average, if it may be split. attention: the
     arguments of the kernel that computed the ranges."""
     shared = {name: attention[name] for name in _MERGED}
@@ -76,7 +78,7 @@ def merge_call(d_v: int, space: RangeSpace, attention: dict[str, Any], sources: 
         "num_warps": MERGE_WARPS,
         "launch_pdl": True,
     }
-    return Call(merge_kernel, tiles * (d_v // columns), shared | rest, sources)
+    return Call(merge_kernel, tiles * (d_v // columns), shared | rest, sources or {})
 
 
 _MERGED = (

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from openmla.arithmetic import Limit
+from openmla.formats import V4
 from openmla.kernels.blackwell.dense.plan import (
     FIRST_DENSE_PAIR,
     ROPE_COLUMNS,
@@ -17,10 +18,13 @@ from openmla.kernels.blackwell.pair.plan import (
     FIRST_ROWS_PAIR,
     PairConfig,
     PairKernel,
+    joins,
     pair_config,
+    pair_config_joined,
     pair_config_once,
     pair_config_split,
     pair_config_split_once,
+    why_slower_joined,
 )
 from openmla.kernels.blackwell.sparse.plan import SparseConfig, SparseKernel, sparse_config
 from openmla.modular.blackwell.sparse.shape import CTA_HEADS
@@ -28,14 +32,17 @@ from openmla.planning.family import Family, Kernel
 from openmla.planning.latent_split import why_slower_unsplit
 from openmla.planning.serves import (
     ALIGNED,
+    ANY,
     DTYPES,
     GLUON_CACHES,
     LENGTHS,
     MOST_PAGE_ROWS,
+    SECOND,
     Allowed,
     Field,
     OneOf,
     Range,
+    Second,
     Serves,
     alike,
     either,
@@ -203,20 +210,21 @@ def _pair(
     choose: Callable[[Problem, Target], PairConfig] = pair_config,
     heads: Range = _MORE_HEADS,
     widths: Widths = _WIDE_ROWS,
-    coarse: str = "",
+    serves: Serves | None = None,
+    **more: Any,
 ) -> Kernel:
     """A pair of CTAs, for more than 64 heads, or for fewer whose keys are split."""
     return Kernel(
         name=name,
         config=PairConfig,
-        serves=_serves_rows(form, heads, widths, *dtypes),
+        serves=serves or _serves_rows(form, heads, widths, *dtypes),
         choose=choose,
         variant=PairConfig.variant,
         launcher="openmla.kernels.blackwell.pair.launch",
         block=lambda config, problem: PairKernel(config, problem).block,
         explain=lambda config, problem: PairKernel(config, problem).explain(),
         first_triton=FIRST_ROWS_PAIR,
-        coarse=coarse,
+        **more,
     )
 
 
@@ -239,12 +247,41 @@ _ROWS_BF16, _ROWS_16_BITS = alike("bf16"), alike("bf16", "fp16")
 # Queries of 8 bits become bf16 before the kernel.
 _FP8_CACHES = tuple((q, name, name, name) for q in ("bf16", "e4m3") for name in GLUON_CACHES)
 _FP8_ROWS = (*_FP8_CACHES, *(((q, "e4m3", "e4m3", "e4m3")) for q in ("bf16", "e4m3")))
+_SOURCES = {
+    "form": OneOf("sparse"),
+    **_EVERY_ROW,
+    "has_q_scale": OneOf(False),
+    _ROW_WIDTHS: OneOf((512, 0, 512)),
+    "heads": _HEADS,
+    DTYPES: OneOf(*_ROWS_BF16, ("bf16", *[V4.name] * 3)),
+    "rope": OneOf("none"),
+    "page_size": Range(0, MOST_PAGE_ROWS),
+    "topk": ANY,
+    **either("span", "has_topk_lengths", "wants_max_logits"),
+    "second": Second(
+        {
+            **SECOND,
+            "kv_dtype": OneOf("bf16", V4.name),
+            "page_size": Range(0, MOST_PAGE_ROWS),
+        }
+    ),
+}
+_SEVERAL: Limit[Problem] = Limit(
+    lambda p: p.span or joins(p),
+    lambda p: "one list of rows: kernel sparse serves it",
+)
 _ROWS_KERNELS = (
     _pair("sparse_pair", "sparse", _ROWS_16_BITS),
     _one_cta("sparse", "sparse", _ROWS_16_BITS),
     _pair("sparse_fp8", "sparse", alike("e4m3"), heads=_HEADS, coarse=COARSE),
     _pair("sparse_fp8_rows_pair", "sparse", _FP8_CACHES, pair_config_once),
     _one_cta("sparse_fp8_rows", "sparse", _FP8_ROWS),
+    _pair(
+        *("attend_pair", "sparse", ()),
+        choose=pair_config_joined,
+        serves=Serves(_SOURCES, (_SEVERAL,)),
+        slower=why_slower_joined,
+    ),
     _pair("latent_pair", "latent", _ROWS_BF16),
     _pair("latent_split_pair", "latent", _ROWS_BF16, pair_config_split, heads=_CTA_HEADS),
     _one_cta("latent", "latent", _ROWS_BF16),

@@ -94,8 +94,8 @@ DEFECTS = [
         "V of the step after",
         None,
         "load",
-        "first = (k - 1) * KEYS",
-        "first = k * KEYS",
+        "first = item.first + (k - 1) * KEYS",
+        "first = item.first + k * KEYS",
         "two steps",
     ),
     SparseDefect(
@@ -177,9 +177,9 @@ DEFECTS = [
         "gl.where(parts > 1, (part << bits) + part * KEYS, 0)",
     ),
     split(
-        "a range does not end",
+        "a range ends a step late",
         "gl.where(part + 1 < parts, (part + 1) << bits, keys)",
-        "keys",
+        "gl.where(part + 1 < parts, ((part + 1) << bits) + KEYS, keys)",
     ),
     split("ranges lie over each other", "row = part * tokens + tokens", "row = tokens"),
     split("requests lie over each other", "request * lists.ranges.part_rows + row", "row"),

@@ -19,12 +19,15 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import mbarrier
 
-from openmla.kernels.blackwell.pair.records import Counted, Item
+from openmla.kernels.blackwell.pair.records import Counted, Item, Second, Seen
+from openmla.kernels.blackwell.sparse.records import KeyList
 from openmla.kernels.blackwell.sparse.rows import (
     CHUNK,
     count_of,
+    descriptor_rows,
     keys_seen,
     lanes_layout,
+    listed,
     steps_of,
 )
 from openmla.kernels.gluon.ranges.records import Requests
@@ -71,18 +74,116 @@ def item_of(number, lists, INDEXING: gl.constexpr):
     else:
         token = token_of(number, lists, INDEXING)
         line = token
-        if lists.cu_seqlens is None:
+        first = number * 0
+        if (lists.spans is not None) | (lists.second is not None):
+            line, first, count = seen_of(token, lists)
+        elif lists.cu_seqlens is None:
             count = count_of(lists, token)
         else:
             line, count = keys_seen(token, lists, INDEXING)
+        steps = steps_of(count - first, KEYS)
+        second = None
+        if lists.second is not None:
+            more = seen_of(token, lists.second)
+            after = whole_steps(count - first)
+            steps = gl.maximum(after + whole_steps(more.length - more.first), 1)
+            second = Second(
+                after=after,
+                indices=lists.second.indices + more.line.to(gl.int64) * lists.second.stride,
+                first=more.first,
+                length=more.length,
+            )
         return Item(
             token=token,
             indices=lists.indices + line.to(gl.int64) * lists.stride,
-            first=number * 0,
+            first=first,
             length=count,
-            steps=steps_of(count, KEYS),
+            steps=steps,
             part=number * 0 - 1,
+            second=second,
         )
+
+
+@gluon.jit
+def whole_steps(keys):
+    """Steps over so many keys; none over none."""
+    return gl.maximum(keys + (KEYS - 1), 0) // KEYS
+
+
+@gluon.jit
+def seen_of(token, lists):
+    """What a token has `Seen` of a source: TokenLists or SecondLists."""
+    stop = lists.topk
+    if lists.lengths is not None:
+        stop = gl.minimum(gl.load(lists.lengths + token), lists.topk)
+    stop = gl.maximum(stop, 0)
+    line = token
+    first = token * 0
+    if lists.spans is not None:
+        line = gl.load(lists.spans.request + token)
+        first = gl.maximum(gl.load(lists.spans.begin + token), 0)
+        there = (line >= 0) & (line < lists.spans.requests) & (first < stop)
+        line = gl.where(there, line, 0)
+        first = gl.where(there, first, 0)
+        stop = gl.where(there, stop, 0)
+    return Seen(line=line, first=first, length=stop)
+
+
+@gluon.jit
+def keys_of(item, pool):
+    """(KeyList of an item, the place of its first key)."""
+    return KeyList(indices=item.indices, length=item.length, pool=pool), item.first
+
+
+@gluon.jit
+def second_keys_of(item, lists):
+    """(KeyList of an item's second source, the place of step 0 of the item if it were of it)."""
+    own = item.second
+    keys = KeyList(indices=own.indices, length=own.length, pool=lists.second.pool)
+    return keys, own.first - own.after * KEYS
+
+
+@gluon.jit
+def step_rows(
+    item,
+    lists,
+    pool,
+    k,
+    offset,
+    N: gl.constexpr,
+    LAYOUT: gl.constexpr,
+    INDEXING: gl.constexpr,
+):
+    """Descriptor rows of N keys of step k of an item, from key number `offset` of the step on."""
+    keys, first = keys_of(item, pool)
+    if lists.second is None:
+        return descriptor_rows(keys, first + k * KEYS + offset, N, LAYOUT, INDEXING)
+    else:
+        if k < item.second.after:
+            rows = descriptor_rows(keys, first + k * KEYS + offset, N, LAYOUT, INDEXING)
+        else:
+            more, start = second_keys_of(item, lists)
+            at = start + k * KEYS + offset
+            rows = descriptor_rows(more, at, N, LAYOUT, INDEXING.second)
+        return rows
+
+
+@gluon.jit
+def step_counts(item, lists, pool, k, LAYOUT: gl.constexpr, INDEXING: gl.constexpr):
+    """Whether each key of step k of an item counts, as numbers."""
+    keys, first = keys_of(item, pool)
+    if lists.second is None:
+        _, ok = listed(keys, first + k * KEYS, KEYS, LAYOUT, INDEXING)
+        return ok.to(gl.int32)
+    else:
+        if k < item.second.after:
+            _, ok = listed(keys, first + k * KEYS, KEYS, LAYOUT, INDEXING)
+            counts = ok.to(gl.int32)
+        else:
+            more, start = second_keys_of(item, lists)
+            _, ok = listed(more, start + k * KEYS, KEYS, LAYOUT, INDEXING.second)
+            counts = ok.to(gl.int32)
+        return counts
 
 
 @gluon.jit
@@ -158,6 +259,7 @@ def range_of(number, lists, INDEXING: gl.constexpr):
         length=length,
         steps=steps_of(length - begin, KEYS),
         part=gl.where(parts > 1, place, -1),
+        second=None,
     )
 
 

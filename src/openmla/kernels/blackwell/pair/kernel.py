@@ -62,16 +62,25 @@ from openmla.kernels.blackwell.pair.records import (
 )
 from openmla.kernels.blackwell.pair.softmax import kv_valid_producer, softmax
 from openmla.kernels.blackwell.records import HeadRows
-from openmla.kernels.blackwell.sparse.records import Pool, Ranges, Results, TokenLists
+from openmla.kernels.blackwell.sparse.records import (
+    Pool,
+    Ranges,
+    Results,
+    SecondLists,
+    Spans,
+    TokenLists,
+)
 from openmla.kernels.blackwell.sparse.rows import vector_layout
 from openmla.kernels.gluon.ranges.records import Parts
 
 COUNTS = [
     *("factor", "rows", "topk", "tokens", "batch", "heads", "page_step", "row_step"),
-    *("part_rows", "rest_q"),
+    *("part_rows", "rest_q", "requests"),
+    *("second_requests", "second_topk", "second_rows", "second_base"),
 ]
 STRIDES = [
     "indices_stride",
+    "second_indices_stride",
     "lse_stride_t",
     "lse_stride_h",
     "logits_stride_t",
@@ -80,7 +89,8 @@ STRIDES = [
 # Vectors of 4-byte elements, read and written one by one: a slice of a tensor is as good as all.
 VECTORS = [
     *("indices_ptr", "lengths_ptr", "cu_ptr", "lse_ptr", "max_logits_ptr", "sink_ptr"),
-    *("q_scale_ptr", "part_state_ptr"),
+    *("q_scale_ptr", "part_state_ptr", "request_ptr", "begin_ptr"),
+    *("second_indices_ptr", "second_lengths_ptr", "second_request_ptr", "second_begin_ptr"),
 ]
 
 
@@ -109,6 +119,18 @@ def pair_kernel(  # noqa: PLR0913
     part_state_ptr,
     part_rows,
     rest_q,
+    request_ptr,
+    begin_ptr,
+    requests,
+    second_indices_ptr,
+    second_lengths_ptr,
+    second_request_ptr,
+    second_begin_ptr,
+    second_requests,
+    second_topk,
+    second_rows,
+    second_base,
+    second_indices_stride,
     indices_stride,
     lse_stride_t,
     lse_stride_h,
@@ -168,6 +190,24 @@ def pair_kernel(  # noqa: PLR0913
     if part_sums_ptr is not None:
         parts = Parts(sums=part_sums_ptr, state=part_state_ptr)
         ranges = Ranges(heads=heads, rest_q=rest_q, part_rows=part_rows)
+    spans = None
+    if request_ptr is not None:
+        spans = Spans(request=request_ptr, begin=begin_ptr, requests=requests)
+    second_spans = None
+    if second_request_ptr is not None:
+        second_spans = Spans(
+            request=second_request_ptr, begin=second_begin_ptr, requests=second_requests
+        )
+    second = None
+    if second_indices_ptr is not None:
+        second = SecondLists(
+            indices=second_indices_ptr,
+            lengths=second_lengths_ptr,
+            stride=second_indices_stride,
+            topk=second_topk,
+            spans=second_spans,
+            pool=Pool(rows=second_rows, page_step=page_step, row_step=row_step, base=second_base),
+        )
     lists = TokenLists(
         indices=indices_ptr,
         lengths=lengths_ptr,
@@ -177,8 +217,10 @@ def pair_kernel(  # noqa: PLR0913
         tokens=tokens,
         batch=batch,
         ranges=ranges,
+        spans=spans,
+        second=second,
     )
-    pool = Pool(rows=rows, page_step=page_step, row_step=row_step)
+    pool = Pool(rows=rows, page_step=page_step, row_step=row_step, base=None)
     sources = Sources(q=q_desc, k=k_desc, v=v_desc)
     results = Results(
         out=out_desc,

@@ -8,10 +8,16 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import mbarrier, tma
 
-from openmla.kernels.blackwell.pair.items import KEYS, ROWS, after, item_of, items_of, token_of
+from openmla.kernels.blackwell.pair.items import (
+    KEYS,
+    ROWS,
+    after,
+    item_of,
+    items_of,
+    step_rows,
+    token_of,
+)
 from openmla.kernels.blackwell.sparse.load import offsets_layout
-from openmla.kernels.blackwell.sparse.records import KeyList
-from openmla.kernels.blackwell.sparse.rows import descriptor_rows
 from openmla.kernels.gluon.boxes import load_rows
 from openmla.kernels.gluon.compat import reinterpret
 
@@ -61,10 +67,9 @@ def load(sources, smem, bars, lists, pool, INDEXING: gl.constexpr, V_TILE: gl.co
         steps = item.steps
         following = number + gl.num_programs(0)
         next_token = item.token
-        keys = KeyList(indices=item.indices, length=item.length, pool=pool)
         for k in range(0, steps + 1):
             if k < steps:
-                here = descriptor_rows(keys, item.first + k * KEYS, KEYS, DIVIDED, INDEXING)
+                here = step_rows(item, lists, pool, k, 0, KEYS, DIVIDED, INDEXING)
                 for t in gl.static_range(TILES):
                     mbarrier.wait(empty.index(slot), phase)
                     mbarrier.expect(full.index(slot), SLOT_BYTES)
@@ -81,8 +86,9 @@ def load(sources, smem, bars, lists, pool, INDEXING: gl.constexpr, V_TILE: gl.co
                         if last:
                             mbarrier.wait(bars.q_free.index(0), turn & 1)
                             mbarrier.expect(q_full.index(0), Q_BYTES)
-                    first = item.first + (k - 1) * KEYS + part * GATHERED
-                    here = descriptor_rows(keys, first, GATHERED, ALL, INDEXING)
+                    here = step_rows(
+                        item, lists, pool, k - 1, part * GATHERED, GATHERED, ALL, INDEXING
+                    )
                     for atom in gl.static_range(2):
                         mbarrier.wait(empty.index(slot), phase)
                         mbarrier.expect(full.index(slot), SLOT_BYTES)

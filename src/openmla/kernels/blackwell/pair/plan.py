@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from openmla.arithmetic import Limited, ceildiv
 from openmla.errors import Unsupported
+from openmla.formats import V4
 from openmla.kernels.blackwell.chip import Partitioned, Worker, argument_bytes
 from openmla.kernels.blackwell.sparse.plan import original_arguments, widened
 from openmla.modular import MLAPrefillSparse, MLAPrefillSparseQKVFP8
@@ -32,8 +33,16 @@ KEYS = 256  # of a step
 ROWS = 64  # heads of a CTA
 TILE = 64  # columns of a tile of Q and K, keys of a tile of V
 BITS_PER_BYTE = 8
+# Rows of all pools: 64 MB of bf16, some 47 microseconds of an H200.
+MOST_JOINED = 65536
 RING_BYTES = 114688  # what is left beside Q and the weights, in slots of 16 KiB
 WORKERS = (Worker("load", 4, 160), Worker("multiply", 1, 88), Worker("kv_valid_producer", 1, 88))
+# The loader of two sources has the places of both.
+WORKERS_OF_SOURCES = (
+    Worker("load", 4, 168),
+    Worker("multiply", 1, 80),
+    Worker("kv_valid_producer", 1, 80),
+)
 # (threshold, bias) of the weights: see kernels/blackwell/dense/plan.py.
 WEIGHTS, FP8_WEIGHTS = (6.0, 0.0), (2.0, 6.0)
 
@@ -105,6 +114,30 @@ def pair_config(problem: Problem, target: Target | None = None) -> PairConfig:
     )
 
 
+def joins(problem: Problem) -> bool:
+    """Whether pools become one of bf16 rows: those of DeepSeek-V4's rows, and any two."""
+    return problem.second is not None or problem.kv_dtype == V4.name
+
+
+def pair_config_joined(problem: Problem, target: Target | None = None) -> PairConfig:
+    """A pair over the rows of one or two sources, if a workspace may hold all of their pools."""
+    config = pair_config(problem)
+    row, rows = 2 * config.qk_depth, sum(source.total_k for source in problem.sources)
+    if joins(problem) and rows * row > DEQUANTIZED_CAP:
+        workspace = f"a workspace of {rows} rows of {row} bytes = {rows * row}"
+        raise Unsupported(f"{workspace} would exceed {DEQUANTIZED_CAP}")
+    return config
+
+
+def why_slower_joined(config: object, problem: Problem) -> str:
+    """Why large pools are slower here than in the portable kernel, which reads rows where they lie.
+    By the pools alone: other kernels give other bits."""
+    rows = sum(source.total_k for source in problem.sources)
+    if not joins(problem) or rows <= MOST_JOINED:
+        return ""
+    return f"pools of {rows} rows are dequantized whole in every call: {MOST_JOINED} are fast"
+
+
 def pair_config_split(problem: Problem, target: Target | None = None) -> PairConfig:
     """A pair for up to 64 heads, where it walks ranges of keys: one CTA has all keys of a token.
     By the width of the table alone: a request's kernel may not follow from its neighbors."""
@@ -144,7 +177,10 @@ class PairKernel(Partitioned):
     config: PairConfig
     problem: Problem
 
-    workers: ClassVar[tuple[Worker, ...]] = WORKERS
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        """The partitions besides softmax."""
+        return WORKERS_OF_SOURCES if self.problem.second else WORKERS
 
     @property
     def registers(self) -> tuple[int, ...]:
@@ -172,6 +208,11 @@ class PairKernel(Partitioned):
     @property
     def dequantizes(self) -> bool:
         return self.problem.kv_dtype in GLUON_CACHES
+
+    @property
+    def joins(self) -> bool:
+        """Whether the pools of all sources become one of bf16 rows first."""
+        return joins(self.problem)
 
     @property
     def split(self) -> LatentSplit | None:
@@ -260,6 +301,9 @@ class PairKernel(Partitioned):
             yield "queries come as bf16, which a pass before makes of e4m3"
         if self.dequantizes:
             yield f"rows come as bf16: {self.cache_read.explain()}"
+        if self.joins:
+            pools = len(self.problem.sources)
+            yield f"rows come as bf16, those of {pools} pool(s) in one workspace, in a pass before"
         yield "weights leave registers rounded, and out passes through their buffer"
         yield "pairs stay and take tokens in turn"
         if not self.problem.d_rope:

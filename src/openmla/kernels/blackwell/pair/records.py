@@ -19,6 +19,27 @@ class Item(NamedTuple):
     steps: Any
     part: Any
     """Row of the workspace that belongs to head 0; -1: the item has all keys of the token."""
+    second: Any
+    """The `Second` source of its token, or None."""
+
+
+class Second(NamedTuple):
+    """What an item has of a second source."""
+
+    after: Any
+    """Steps over the first source, which come before."""
+    indices: Any
+    first: Any
+    length: Any
+
+
+class Seen(NamedTuple):
+    """What a token sees of one source."""
+
+    line: Any
+    """Its list, or its line of the block table."""
+    first: Any
+    length: Any
 
 
 class Counted(NamedTuple):

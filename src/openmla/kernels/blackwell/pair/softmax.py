@@ -15,9 +15,9 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
     tma,
 )
 
-from openmla.kernels.blackwell.pair.items import KEYS, ROWS, item_of, items_of
-from openmla.kernels.blackwell.sparse.records import KeyList, SoftmaxState
-from openmla.kernels.blackwell.sparse.rows import bits_layout, list_layout, listed, wait_for_step
+from openmla.kernels.blackwell.pair.items import KEYS, ROWS, item_of, items_of, step_counts
+from openmla.kernels.blackwell.sparse.records import SoftmaxState
+from openmla.kernels.blackwell.sparse.rows import bits_layout, list_layout, wait_for_step
 from openmla.kernels.blackwell.sparse.softmax import hide_invalid, scaled, write_row_values
 from openmla.kernels.gluon.compat import reinterpret, thread_barrier, tma_store
 from openmla.kernels.gluon.scores import LN_2, MINUS_INF, normalize
@@ -33,11 +33,10 @@ def kv_valid_producer(is_k_valid, bars, lists, pool, INDEXING: gl.constexpr):
     done = gl.program_id(0) * 0
     for number in range(gl.program_id(0), items_of(lists), gl.num_programs(0)):
         item = item_of(number, lists, INDEXING)
-        keys = KeyList(indices=item.indices, length=item.length, pool=pool)
         for k in range(0, item.steps):
             step = done + k
-            _, ok = listed(keys, item.first + k * KEYS, KEYS, FLAT, INDEXING)
-            grouped = gl.convert_layout(gl.reshape(ok.to(gl.int32), [KEYS // 8, 8]), L)
+            counts = step_counts(item, lists, pool, k, FLAT, INDEXING)
+            grouped = gl.convert_layout(gl.reshape(counts, [KEYS // 8, 8]), L)
             wait_for_step(bars.valid_free, step - 2, 2)
             is_k_valid.index(step % 2).store(gl.sum(grouped << bit, 1).to(gl.uint8))
             mbarrier.arrive(bars.valid_full.index(step % 2), count=1)

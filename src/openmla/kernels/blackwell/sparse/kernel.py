@@ -246,6 +246,8 @@ def sparse_kernel(  # noqa: PLR0913
         tokens=tokens,
         batch=batch,
         ranges=None,
+        spans=None,
+        second=None,
     )
     program = gl.program_id(0)
     token = program // head_blocks
@@ -261,7 +263,7 @@ def sparse_kernel(  # noqa: PLR0913
     keys = KeyList(
         indices=indices_ptr + line.to(gl.int64) * indices_stride,
         length=count,
-        pool=Pool(rows=rows, page_step=page_step, row_step=row_step),
+        pool=Pool(rows=rows, page_step=page_step, row_step=row_step, base=None),
     )
 
     q_smem = gl.allocate_shared_memory(DTYPE, [EARLY, HEADS, GATHERED], TILE)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ from openmla.kernels.call import Call, strides, vector
 from openmla.kernels.gluon.compat import tmem_reg_layout
 from openmla.kernels.gluon.descriptors import tile_layout
 from openmla.kernels.gluon.upcast.launch import upcast
-from openmla.operands import LatentOperands, Results, SparseOperands
+from openmla.operands import AttendOperands, LatentOperands, Results, SparseOperands
 from openmla.planning import Plan
 
 LOG2_E = math.log2(math.e)
@@ -41,6 +41,7 @@ WARP_LANES = 32
 GATHERED = 64  # columns of a tile
 MOST_KEYS = 2**31 - 1
 Operands = SparseOperands | LatentOperands
+AnyRows = TypeVar("AnyRows", SparseOperands, LatentOperands, Operands | AttendOperands)
 
 
 class Rows(NamedTuple):
@@ -113,7 +114,7 @@ def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
     yield Call(sparse_kernel, tokens * blocks, arguments)
 
 
-def widened(op: Operands) -> tuple[Operands, list[Call]]:
+def widened(op: AnyRows) -> tuple[AnyRows, list[Call]]:
     """The operands with queries of 16 bits, and the launch that makes them of e4m3 ones."""
     if op.q.element_size() > 1:
         return op, []
@@ -139,7 +140,12 @@ def constexprs_of(
         whole=TensorMemoryLayout((128, config.sm100_tmem_cols), col_stride=1),
     )
     indexing = Indexing(
-        page_size=page, table_page_size=table.page_size, is_causal=table.is_causal, ctas=1
+        page_size=page,
+        table_page_size=table.page_size,
+        is_causal=table.is_causal,
+        ctas=1,
+        is_span=False,
+        second=None,
     )
     return {
         "HOW": How(

@@ -35,6 +35,7 @@ from openmla.kernels.gluon.dequantize.launch import (
 )
 from openmla.kernels.gluon.dequantize.records import RowColumns
 from openmla.kernels.gluon.descriptors import SWIZZLE_BYTES, tile_layout
+from openmla.kernels.gluon.places import NO_SPANS, entries_of, places_of
 from openmla.kernels.gluon.ranges.launch import (
     NO_PARTS,
     group_of,
@@ -60,7 +61,6 @@ from openmla.operands import (
 from openmla.planning import Plan
 from openmla.planning.latent_split import MOST_ROWS, RangeSpace
 from openmla.problem import Problem
-from openmla.sources import Listed, Source
 
 WGMMA_ROWS = 64
 VECTOR = 8  # elements in 16 bytes
@@ -146,7 +146,6 @@ def has_keys(op: Operands) -> bool:
 
 
 NO_GATE: dict[str, Any] = {"total_ptr": None, "capacity": 0, "FITS": True, "AFTER": False}
-NO_SPANS: dict[str, Any] = {"request_ptr": None, "begin_ptr": None, "requests": None}
 SECOND_ARGUMENTS = (
     "data_ptr",
     "scale_ptr",
@@ -265,27 +264,6 @@ def lists(config: HopperLatentConfig, op: SparseOperands | AttendOperands) -> di
     }
 
 
-def places_of(source: Source) -> dict[str, Any]:
-    """The list of every token, or its span of a line of the block table."""
-    entries = entries_of(source)
-    entries = entries if entries.stride(1) == 1 else entries.contiguous()
-    found = {
-        "indices_ptr": entries,
-        "indices_stride": entries.stride(0),
-        "rows": min(source.count, MOST_ROWS),
-    }
-    if isinstance(source, Listed):
-        return {**found, "lengths_ptr": vector(source.lengths), "topk": entries.shape[1]}
-    return {
-        **found,
-        "request_ptr": vector(source.request),
-        "begin_ptr": vector(source.begin),
-        "lengths_ptr": vector(source.end),
-        "topk": source.table_keys,
-        "requests": entries.shape[0],
-    }
-
-
 def sources_of(op: SparseOperands | AttendOperands) -> dict[str, Any]:
     """Rows and places of one source, or of two."""
     rows = rows_of if isinstance(op, SparseOperands) else source_rows_of
@@ -293,11 +271,6 @@ def sources_of(op: SparseOperands | AttendOperands) -> dict[str, Any]:
     second = {f"second_{name}": more[0][name] for name in SECOND_ARGUMENTS} if more else NO_SECOND
     scaled = max(source["SCALED"] for source in (first, *more))
     return {**first, **second, "SCALED": scaled}
-
-
-def entries_of(source: Source) -> Tensor:
-    """The lists, or the block table."""
-    return source.indices if isinstance(source, Listed) else source.block_table
 
 
 def sequences(op: LatentOperands) -> dict[str, Any]:

@@ -39,7 +39,9 @@ from functools import lru_cache
 from typing import Any
 
 from openmla.errors import Unsupported
+from openmla.formats import BF16, FORMATS
 from openmla.planning.dequantize import PLAIN
+from openmla.planning.latent_split import LatentSplit
 from openmla.planning.registry import Plan
 from openmla.planning.target import target_by_name
 from openmla.problem import DTYPE_BYTES, Problem
@@ -107,6 +109,8 @@ class Prediction:
     """Share of the time, while blocks follow one another, that each unit is busy."""
     sm_count: int
     cores: str = "SMs"
+    share_of_bandwidth: float = 0.0
+    """Share of the memory's datasheet bandwidth, if keys are read once; of the latent form."""
 
     @property
     def bound_by(self) -> str:
@@ -120,10 +124,13 @@ class Prediction:
         full = self.busy[self.bound_by] > FULL
         bound = "bound by" if full else "bound by waits between its stages; busiest:"
         median, worst = ERROR
+        read = f"  {self.share_of_bandwidth:.0%} of the memory's bandwidth, if keys are read once"
+        memory = [read] if self.share_of_bandwidth else []
         return [
             "prediction (simulated, not measured)",
             f"  {self.share_of_peak:.0%} of the datasheet's peak; cycles predicted for an H200 are"
             f" off by {median:.0%} in the middle and {worst:.0%} at worst",
+            *memory,
             f"  {self.block_clocks:.0f} clocks per block of keys, {self.item_clocks:.0f} per work "
             f"item besides, {self.sm_count} {self.cores}",
             f"  {bound} {UNITS[self.bound_by]}; busy: {shares}",
@@ -170,7 +177,11 @@ def predict(chosen: Plan) -> Prediction | None:
     peak *= 2 // chosen.config.qkv_dtype_size if chosen.backend == "blackwell" else 1
     peak *= 2 if amd and chosen.problem.form == "dense" and chosen.problem.q_dtype == "e4m3" else 1
     share, cores = useful_flops(chosen.problem) / peak, "CUs" if amd else "SMs"
-    return Prediction(block, item, clocks, share, busy, sm_count, cores)
+    chip = target_by_name(chosen.target)
+    rate = sm_count * 2 * CHIPS[chosen.backend].products  # of bf16, a clock
+    seconds = clocks * rate / (chip.bf16_tflops * 1e12)
+    bandwidth = _share_of_bandwidth(chosen.problem, seconds, chip.hbm_gbps)
+    return Prediction(block, item, clocks, share, busy, sm_count, cores, bandwidth)
 
 
 def _waits_for_loads(chosen: Plan) -> bool:
@@ -213,10 +224,33 @@ def _work(chosen: Plan) -> list[float]:
         seen = [problem.topk] * q_len
         if problem.form == "latent":
             seen = [k_len - problem.causal * (q_len - 1 - i) for i in range(q_len)]
+            seen = [n for token in seen for n in _ranges(chosen, token, q_len, k_len)]
         steps = [float(max(-(-n // keys), 1)) for n in seen]
         return steps * (batch * -(-problem.heads // rows))
     blocks = list(_dense_blocks(problem.total_q // batch, problem.total_k // batch, chosen))
     return blocks * (batch * problem.heads)
+
+
+def _ranges(chosen: Plan, seen: int, q_len: int, k_len: int) -> Iterator[int]:
+    """Keys of each work item of a token: those of its request's ranges that it sees."""
+    space = getattr(chosen.variant, "ranges", None)
+    if space is None or not space.rows:
+        yield seen
+        return
+    rule, rows = LatentSplit(chosen.problem.heads, chosen.problem.d_v), q_len * chosen.problem.heads
+    each = rule.keys_of_range(rows, k_len)
+    for first in range(0, each * rule.ranges(rows, k_len), each):
+        yield max(min(seen - first, each), 0)
+
+
+def _share_of_bandwidth(problem: Problem, seconds: float, gbps: float) -> float:
+    """Of the chip's memory, if every key of the sequences is read once, and q and out besides."""
+    if problem.form != "latent" or not gbps:
+        return 0.0
+    rows = FORMATS.get(problem.kv_dtype, BF16).layout(problem.d_nope, problem.d_rope)
+    heads = problem.total_q * problem.heads * (problem.d_qk + problem.d_v)
+    moved = problem.total_k * rows.row_bytes + heads * DTYPE_BYTES[problem.q_dtype]
+    return moved / seconds / (gbps * 1e9)
 
 
 def _sparse_tile(chosen: Plan) -> tuple[int, int]:
@@ -290,6 +324,7 @@ def _one_item(chosen: Plan, blocks: int, items: int = 1) -> Plan:
         problem,
         batch=1,
         page_size=0,
+        table_keys=0,
         has_sink=False,
         has_q_scale=False,
         has_k_scale=False,

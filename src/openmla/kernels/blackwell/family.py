@@ -3,8 +3,11 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from openmla.arithmetic import Limit
+from openmla.formats import V4
 from openmla.kernels.blackwell.dense.plan import (
     FIRST_DENSE_PAIR,
+    ROPE_COLUMNS,
     DenseConfig,
     dense_config,
     dense_pair_config,
@@ -15,8 +18,13 @@ from openmla.kernels.blackwell.pair.plan import (
     FIRST_ROWS_PAIR,
     PairConfig,
     PairKernel,
+    joins,
     pair_config,
+    pair_config_joined,
     pair_config_once,
+    pair_config_split,
+    pair_config_split_once,
+    why_slower_joined,
 )
 from openmla.kernels.blackwell.sparse.plan import SparseConfig, SparseKernel, sparse_config
 from openmla.modular.blackwell.sparse.shape import CTA_HEADS
@@ -24,14 +32,17 @@ from openmla.planning.family import Family, Kernel
 from openmla.planning.latent_split import why_slower_unsplit
 from openmla.planning.serves import (
     ALIGNED,
+    ANY,
     DTYPES,
     GLUON_CACHES,
     LENGTHS,
     MOST_PAGE_ROWS,
+    SECOND,
     Allowed,
     Field,
     OneOf,
     Range,
+    Second,
     Serves,
     alike,
     either,
@@ -43,7 +54,6 @@ COARSE = "its weights are FP8 too: those below 2^-17 of a row's largest are lost
 
 # Dense.
 
-ROPE_COLUMNS = 64  # MLAConfig's
 # Rows of a page that rope comes from. A tile of 64 or 128 keys is whole pages or a part of one, and
 # a page is whole swizzle patterns of 8 rows.
 _PAGES = OneOf(
@@ -60,6 +70,8 @@ _EVERY_DENSE = {
     "aligned_16": ALIGNED,
 }
 _WIDTHS = ("d_nope", "d_v")
+# Narrower rope of 16 bits: a box of 64 columns fills with zeros behind it.
+_16_BIT_ROPE = OneOf(ROPE_COLUMNS // 2, ROPE_COLUMNS)
 _WITH_ROPE: Mapping[Field, Allowed] = {
     "d_rope": OneOf(ROPE_COLUMNS),
     "rope": OneOf("shared", "per_head", "cache"),
@@ -79,7 +91,15 @@ _16_BIT_WIDTHS = (
     (192, 256),
     *((256, 64), (256, 128), (256, 256)),
 )
-_16_BITS_WITH_ROPE: Mapping[Field, Allowed] = {**_WITH_ROPE, _WIDTHS: OneOf(*_16_BIT_WIDTHS)}
+_16_BITS_WITH_ROPE: Mapping[Field, Allowed] = {
+    **_WITH_ROPE,
+    "d_rope": _16_BIT_ROPE,
+    _WIDTHS: OneOf(*_16_BIT_WIDTHS),
+}
+_ROPE_OF_FP8_ROWS: Limit[Problem] = Limit(
+    lambda p: p.d_rope == ROPE_COLUMNS or p.rope_dtype not in GLUON_CACHES,
+    lambda p: f"d_rope {p.d_rope} of {p.rope_dtype} rows: {ROPE_COLUMNS} is served",
+)
 _FP8_WITH_ROPE: Mapping[Field, Allowed] = {
     **_WITH_ROPE,
     "d_nope": Range(64, 384, 64),
@@ -88,7 +108,7 @@ _FP8_WITH_ROPE: Mapping[Field, Allowed] = {
 }
 _OF_A_PAIR: Mapping[Field, Allowed] = {
     "rope": OneOf("shared", "per_head"),
-    "d_rope": OneOf(ROPE_COLUMNS),
+    "d_rope": _16_BIT_ROPE,
     _WIDTHS: OneOf((128, 128)),
     "has_q_scale": OneOf(False),
     "has_k_scale": OneOf(False),
@@ -106,11 +126,12 @@ def _dense(
     name: str,
     served: Mapping[Field, Allowed],
     choose: Callable[[Problem, Target], DenseConfig] = dense_config,
+    limits: tuple[Limit[Problem], ...] = (),
     **more: Any,
 ) -> Kernel:
     return Kernel(
         name=name,
-        serves=Serves(served),
+        serves=Serves(served, limits),
         config=DenseConfig,
         choose=choose,
         not_compiled=_not_compiled,
@@ -142,7 +163,7 @@ Widths = tuple[tuple[int, int, int], ...]
 
 _ROW_WIDTHS = ("d_nope", "d_rope", "d_v")
 _EVERY_ROW: Mapping[Field, Allowed] = {
-    **either("causal", "has_sink", "wants_lse"),
+    **either("causal", "has_sink", "has_q_scale", "wants_lse"),
     **LENGTHS,
     "aligned_16": ALIGNED,
 }
@@ -157,7 +178,7 @@ _ROW_FORMS: Mapping[str, Mapping[Field, Allowed]] = {
     "latent": {"form": OneOf("latent"), **_EVERY_ROW, "page_size": Range(1, MOST_PAGE_ROWS)},
 }
 _HEADS = Range(1, MAX_HEADS)
-_MORE_HEADS = Range(CTA_HEADS + 1, MAX_HEADS)
+_CTA_HEADS, _MORE_HEADS = Range(1, CTA_HEADS), Range(CTA_HEADS + 1, MAX_HEADS)
 
 
 def _one_cta_fails(problem: Problem, triton: tuple[int, ...]) -> str:
@@ -189,21 +210,21 @@ def _pair(
     choose: Callable[[Problem, Target], PairConfig] = pair_config,
     heads: Range = _MORE_HEADS,
     widths: Widths = _WIDE_ROWS,
-    coarse: str = "",
+    serves: Serves | None = None,
+    **more: Any,
 ) -> Kernel:
-    """A pair of CTAs, for more than 64 heads."""
+    """A pair of CTAs, for more than 64 heads, or for fewer whose keys are split."""
     return Kernel(
         name=name,
         config=PairConfig,
-        serves=_serves_rows(form, heads, widths, *dtypes),
+        serves=serves or _serves_rows(form, heads, widths, *dtypes),
         choose=choose,
         variant=PairConfig.variant,
         launcher="openmla.kernels.blackwell.pair.launch",
         block=lambda config, problem: PairKernel(config, problem).block,
         explain=lambda config, problem: PairKernel(config, problem).explain(),
         first_triton=FIRST_ROWS_PAIR,
-        coarse=coarse,
-        slower=why_slower_unsplit,
+        **more,
     )
 
 
@@ -223,18 +244,54 @@ def _one_cta(name: str, form: str, dtypes: Dtypes) -> Kernel:
 
 
 _ROWS_BF16, _ROWS_16_BITS = alike("bf16"), alike("bf16", "fp16")
-_FP8_ROWS = tuple(("bf16", name, name, name) for name in ("e4m3", *GLUON_CACHES))
-_FP8_CACHES = _FP8_ROWS[1:]
+# Queries of 8 bits become bf16 before the kernel.
+_FP8_CACHES = tuple((q, name, name, name) for q in ("bf16", "e4m3") for name in GLUON_CACHES)
+_FP8_ROWS = (*_FP8_CACHES, *(((q, "e4m3", "e4m3", "e4m3")) for q in ("bf16", "e4m3")))
+_SOURCES = {
+    "form": OneOf("sparse"),
+    **_EVERY_ROW,
+    "has_q_scale": OneOf(False),
+    _ROW_WIDTHS: OneOf((512, 0, 512)),
+    "heads": _HEADS,
+    DTYPES: OneOf(*_ROWS_BF16, ("bf16", *[V4.name] * 3)),
+    "rope": OneOf("none"),
+    "page_size": Range(0, MOST_PAGE_ROWS),
+    "topk": ANY,
+    **either("span", "has_topk_lengths", "wants_max_logits"),
+    "second": Second(
+        {
+            **SECOND,
+            "kv_dtype": OneOf("bf16", V4.name),
+            "page_size": Range(0, MOST_PAGE_ROWS),
+        }
+    ),
+}
+_SEVERAL: Limit[Problem] = Limit(
+    lambda p: p.span or joins(p),
+    lambda p: "one list of rows: kernel sparse serves it",
+)
 _ROWS_KERNELS = (
     _pair("sparse_pair", "sparse", _ROWS_16_BITS),
     _one_cta("sparse", "sparse", _ROWS_16_BITS),
+    _pair("sparse_fp8", "sparse", alike("e4m3"), heads=_HEADS, coarse=COARSE),
     _pair("sparse_fp8_rows_pair", "sparse", _FP8_CACHES, pair_config_once),
     _one_cta("sparse_fp8_rows", "sparse", _FP8_ROWS),
+    _pair(
+        *("attend_pair", "sparse", ()),
+        choose=pair_config_joined,
+        serves=Serves(_SOURCES, (_SEVERAL,)),
+        slower=why_slower_joined,
+    ),
     _pair("latent_pair", "latent", _ROWS_BF16),
+    _pair("latent_split_pair", "latent", _ROWS_BF16, pair_config_split, heads=_CTA_HEADS),
     _one_cta("latent", "latent", _ROWS_BF16),
     _pair("latent_fp8_rows_pair", "latent", _FP8_CACHES, pair_config_once),
+    _pair(
+        *("latent_fp8_rows_split_pair", "latent", _FP8_CACHES),
+        choose=pair_config_split_once,
+        heads=_CTA_HEADS,
+    ),
     _one_cta("latent_fp8_rows", "latent", _FP8_CACHES),
-    _pair("sparse_fp8", "sparse", alike("e4m3"), heads=_HEADS, coarse=COARSE),
 )
 
 BLACKWELL = Family(
@@ -247,7 +304,11 @@ BLACKWELL = Family(
             choose=dense_pair_config,
             first_triton=FIRST_DENSE_PAIR,
         ),
-        _dense("dense", {**_16_BITS_BESIDE_CACHES, **_16_BITS_WITH_ROPE}),
+        _dense(
+            "dense",
+            {**_16_BITS_BESIDE_CACHES, **_16_BITS_WITH_ROPE},
+            limits=(_ROPE_OF_FP8_ROWS,),
+        ),
         _dense("dense_fp8", {**_FP8, **_FP8_WITH_ROPE}),
         _dense("dense_no_rope", {**_16_BITS, **_WITHOUT_ROPE}),
         _dense("dense_no_rope_fp8", {**_FP8, **_WITHOUT_ROPE, "rope_dtype": OneOf("e4m3")}),

@@ -40,11 +40,12 @@ def rows_of_heads(x: Tensor, rows: int, columns: int, span: int = 0) -> Any:
     return TensorDescriptor(x, list(x.shape), _strides(x), box, _layout_of(x, columns, 3, span))
 
 
-def shared_rows(x: Tensor, rows: int, span: int = 0) -> Any:
-    """Boxes of `rows` rows of x [rows, columns], which all heads share."""
+def shared_rows(x: Tensor, rows: int, span: int = 0, columns: int = 0) -> Any:
+    """Boxes of `rows` rows of x [rows, columns], which all heads share. `columns`: those of a box,
+    where it has more than x; they are filled with zeros."""
     shape, strides = [x.shape[0], 1, x.shape[1]], [x.stride(0), x.stride(0), 1]
-    box = [rows, 1, x.shape[1]]
-    return TensorDescriptor(x, shape, strides, box, _layout_of(x, x.shape[1], 3, span))
+    columns = columns or x.shape[1]
+    return TensorDescriptor(x, shape, strides, [rows, 1, columns], _layout_of(x, columns, 3, span))
 
 
 def ragged(x: Tensor, rows: int) -> Any:
@@ -63,10 +64,12 @@ def ragged(x: Tensor, rows: int) -> Any:
     return TensorDescriptor(x, shape, strides, box, _layout_of(x, x.shape[2], 5))
 
 
-def pages(x: Tensor, rows: int) -> Any:
-    """Boxes of `rows` rows of one page of x [pages, page_size, columns]."""
-    box = [1, rows, x.shape[2]]
-    return TensorDescriptor(x, list(x.shape), _strides(x), box, _layout_of(x, x.shape[2], 3))
+def pages(x: Tensor, rows: int, columns: int = 0) -> Any:
+    """Boxes of `rows` rows of one page of x [pages, page_size, columns]; for `columns` see
+    `shared_rows`."""
+    columns = columns or x.shape[2]
+    box = [1, rows, columns]
+    return TensorDescriptor(x, list(x.shape), _strides(x), box, _layout_of(x, columns, 3))
 
 
 def words(x: Tensor, rows: int) -> Any:

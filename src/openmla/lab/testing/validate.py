@@ -88,6 +88,11 @@ STEPS: dict[str, tuple[Case, ...]] = {
         replace(_LATENT, heads=128, k_lens=(300,)),
         replace(_LATENT, heads=128, k_lens=(300,), kv="fp8_656"),
     ),
+    "few queries of many keys": (
+        replace(_LATENT, q_lens=(1, 1), k_lens=(4200, 70), sink="normal"),
+        replace(_LATENT, q_lens=(2,), k_lens=(4200,), heads=128),
+        replace(_LATENT, q_lens=(1,), k_lens=(4200,), kv="fp8_656"),
+    ),
 }
 Tell = Callable[[str], None]
 

@@ -83,6 +83,11 @@ CASES = {
     "64+64 to 64, ring turns": replace(LONG, d_nope=64, d_v=64),
     "64+64 to 64, fp8": replace(V3, d_nope=64, d_v=64, dtype="e4m3"),
     "64+64 to 128, fp8": replace(V3, d_nope=64, dtype="e4m3"),
+    "64+32 to 64": replace(V3, d_nope=64, d_rope=32, d_v=64),
+    "128+32, rope per head": replace(
+        V3, d_rope=32, rope="per_head", heads=2, q_lens=(140,), k_lens=(150,)
+    ),
+    "64+32 to 64, pages of 16": replace(PAGED, d_nope=64, d_rope=32, d_v=64, page_size=16),
     "scales": replace(V3, q_scale=True, k_scale=True),
     "fp8": FP8,
     "fp8, values bf16": replace(FP8, side_dtype="bf16", rope_dtype="e4m3"),
@@ -140,7 +145,7 @@ def on(case: Case, background: str = "zero") -> BuiltCase:
 def num_qos(name: str) -> list[int]:
     """How many query tiles a case can be planned with; planned short of memory, only one. One tile
     of 64+64 to 64 would take 192 keys at a time, of which there is no tile."""
-    if name.startswith("64+64 to 64"):
+    if name.startswith(("64+64 to 64", "64+32 to 64")):
         return [2]
     return [1] if name in SINGLE_O or name in ("scales", "34 requests") else [2, 1]
 

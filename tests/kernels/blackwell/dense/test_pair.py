@@ -34,8 +34,9 @@ CASES = {
     "empty rows": replace(V3, q_lens=(400, 0, 3), k_lens=(50, 10, 0)),
     "exact": replace(LARGE, values="exact", scale=0.125),
     "negative scale": replace(V3, scale=-0.1),
+    "128+32": replace(V3, d_rope=32),
 }
-QUICK = ("edges", "falling")
+QUICK = ("edges", "falling", "128+32")
 # CI looks at the earliest and the latest schedule of these; a changed kernel needs
 # OPENMLA_SIM_SEEDS=20, and then takes all.
 SEEDS = int(os.environ.get("OPENMLA_SIM_SEEDS", "0"))

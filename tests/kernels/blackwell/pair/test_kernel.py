@@ -50,9 +50,31 @@ CASES = {
     "latent, fp8_block64": replace(LATENT, kv="fp8_block64", q_lens=(1, 1), k_lens=(100, 5)),
     "latent, fp8_token": replace(LATENT, kv="fp8_token", page_size=7, k_lens=(40,)),
     "e4m3": replace(V32, dtype="e4m3", sink="mixed"),
+    "fp8 queries, fp8_token, scales": replace(
+        V32, dtype="e4m3", kv="fp8_token", page_size=64, q_lens=(3,), q_scale=True
+    ),
+    "latent, fp8 queries, fp8_656, scales": replace(
+        LATENT, dtype="e4m3", kv="fp8_656", q_lens=(2, 1), k_lens=(100, 5), q_scale=True
+    ),
     "512+0, three tokens": replace(V32, d_rope=0, rope="none", q_lens=(3,), topk_lengths="wild"),
     "512+0, latent": replace(LATENT, d_rope=0, rope="none", q_lens=(1, 1), k_lens=(300, 1)),
     "512+0, fp8_block64": replace(V32, d_rope=0, rope="none", kv="fp8_block64", topk=100),
+    # Nine ranges of 512 keys, seven, none; the third request is not split, the last has no tokens.
+    "split": replace(
+        LATENT,
+        heads=8,
+        q_lens=(2, 0, 1, 1),
+        k_lens=(4500, 9000, 3300, 4100),
+        sink="mixed",
+        values="rising",
+        scale=0.02,
+    ),
+    # The tokens after the last of 32 requests belong to one more, the first of a second chunk.
+    "split, 32 requests": replace(
+        LATENT, heads=8, q_lens=(0,) * 30 + (1, 1), k_lens=(3,) * 31 + (4200,), spare=3
+    ),
+    "split, 128 heads": replace(LATENT, q_lens=(1,), k_lens=(4700,), causal=False, page_size=16),
+    "split, fp8_656": replace(LATENT, kv="fp8_656", heads=3, q_lens=(1, 1), k_lens=(4097, 5)),
     "e4m3, 16 heads": replace(V32, dtype="e4m3", heads=16, q_lens=(2,), topk_lengths="wild"),
 }
 QUICK = (

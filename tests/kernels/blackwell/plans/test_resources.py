@@ -50,7 +50,9 @@ REFUSED = {
         replace(V3, q_dtype="fp16", kv_dtype="fp16", v_dtype="fp16"), "bf16"
     ),
     "rope_dtype fp16": replace(V3, rope_dtype="fp16"),
-    "d_rope 32: 64 is served": replace(V3, d_nope=64, d_rope=32, d_v=64),
+    "d_rope 16: 32 or 64 are served": replace(V3, d_nope=64, d_rope=16, d_v=64),
+    "d_rope 32 of fp8_block64 rows: 64 is served": replace(cached(V3, "fp8_block64"), d_rope=32),
+    "d_rope 32: 64 is served": replace(FP8, d_rope=32),
 }
 
 
@@ -204,11 +206,33 @@ def test_one_query_tile_only_where_no_request_can_be_long() -> None:
 
 
 @pytest.mark.parametrize("heads", [16, 128])
-def test_long_requests_of_few_queries_go_where_keys_are_split(heads: int) -> None:
+@pytest.mark.parametrize("kv_dtype", ["bf16", "fp8_656"])
+def test_keys_of_long_requests_of_few_queries_are_split(heads: int, kv_dtype: str) -> None:
+    """By a pair of CTAs, where Triton has pairs. By the width of the table alone: a request's
+    kernel does not follow from its neighbors."""
+    rows = {"kv_dtype": kv_dtype, "v_dtype": kv_dtype, "rope_dtype": kv_dtype}
+    pages = {"form": "latent", "topk": 0, "heads": heads, "total_k": 10**5} | rows
+    long = replace(SPARSE, **pages, table_keys=32768)
+    short = replace(long, table_keys=4096)
+    for total_q, batch in ((1, 1), (32, 32), (4096, 1)):
+        split, kept = (
+            cached_plan(replace(p, total_q=total_q, batch=batch), B200, "auto", NEWEST_TRITON)
+            for p in (long, short)
+        )
+        assert split.backend == kept.backend == "blackwell"
+        assert split.config.ctas == 2 and split.variant.ranges.rows
+        assert kept.config.ctas == (2 if heads > 64 else 1)
+        before = cached_plan(split.problem, B200, "auto", (3, 7))
+        assert before.backend == "portable"
+
+
+@pytest.mark.parametrize("heads", [16, 128])
+def test_rows_that_no_pair_reads_go_where_keys_are_split(heads: int) -> None:
     """By the width of the table alone: a request's kernel does not follow from its neighbors."""
     short = replace(
         *(SPARSE,),
         **{"form": "latent", "topk": 0, "heads": heads, "total_k": 10**6, "table_keys": 4096},
+        **{"d_nope": 256, "d_v": 256},
     )
     long = replace(short, table_keys=32768)
     for total_q, batch in ((1, 1), (32, 32), (4096, 1)):
@@ -217,7 +241,8 @@ def test_long_requests_of_few_queries_go_where_keys_are_split(heads: int) -> Non
             for p in (short, long)
         )
         assert (kept.backend, other.backend) == ("blackwell", "portable")
-        assert "runs when named, a request may have 32768 keys" in other.passed_over[0]
+        why = "runs when named, a request may have 32768 keys"
+        assert any(why in reason for reason in other.passed_over)
     assert cached_plan(long, B200, "blackwell", NEWEST_TRITON).backend == "blackwell"
 
 

@@ -36,6 +36,22 @@ def load_defect(defect: SparseDefect, folder: Path, kernel: str = "sparse") -> M
 
 DEFECTS = [
     SparseDefect(
+        "every query has the scale of the first",
+        None,
+        "softmax",
+        "gl.load(q_scale_ptr + token)",
+        "gl.load(q_scale_ptr)",
+        "fp8 queries",
+    ),
+    SparseDefect(
+        "e4m3 queries are copied with half of their columns",
+        None,
+        "launch",
+        "upcast(op.q.reshape(pieces), q",
+        "upcast(op.q.reshape(pieces)[..., :32], q",
+        "fp8 queries",
+    ),
+    SparseDefect(
         "one atom of V: the halves of the keys lie in one tile",
         Kind.RACE,
         "load",

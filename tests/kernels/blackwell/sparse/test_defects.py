@@ -53,6 +53,9 @@ CASES = {
         BF16, d_nope=256, d_v=256, values="rising", scale=1.0, index_kind="distinct", topk=200
     ),
     "512+0": replace(BF16, d_rope=0, rope="none"),
+    "fp8 queries": replace(
+        BF16, dtype="e4m3", kv="fp8_token", q_lens=(2,), topk=70, q_scale=True, scale=0.3
+    ),
     "row_max-129": replace(BF16, topk=129, index_kind="distinct"),
 }
 

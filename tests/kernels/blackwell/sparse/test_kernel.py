@@ -48,6 +48,10 @@ CASES = {
     "fp8_block128": replace(ONE, kv="fp8_block128", index_kind="mixed", heads=64),
     "fp8_token": replace(ONE, kv="fp8_token", values="peaky"),
     "fp8_656": replace(V32, kv="fp8_656", index_kind="mixed"),
+    "fp8 queries, fp8_656, scales": replace(V32, dtype="e4m3", kv="fp8_656", q_scale=True),
+    "fp8 queries, fp8_token": replace(ONE, dtype="e4m3", kv="fp8_token", heads=64),
+    "fp8 queries and rows, scales": replace(ONE, dtype="e4m3", heads=3, q_scale=True, sink="mixed"),
+    "fp8 queries, 256+64": replace(ONE, dtype="e4m3", kv="fp8_block64", d_nope=256, d_v=256),
     "512+0": replace(V32, d_rope=0, rope="none", index_kind="mixed", return_max_logits=True),
     "512+0, rising, exactly four steps": replace(
         ONE, d_rope=0, rope="none", values="rising", topk=256, scale=1.0

@@ -33,6 +33,9 @@ CASES = {
     "34 sequences": replace(LATENT, q_lens=(0,) * 33 + (1,), k_lens=(3,) * 34, heads=8),
     "no keys": replace(LATENT, q_lens=(1, 1), k_lens=(0, 1)),
     "fp8_656": replace(LATENT, kv="fp8_656", q_lens=(1,), k_lens=(70,)),
+    "fp8 queries, fp8_token, scales": replace(
+        LATENT, dtype="e4m3", kv="fp8_token", q_lens=(2, 1), k_lens=(70, 5), q_scale=True
+    ),
     "fp8_block32, pages of 16": replace(
         LATENT, kv="fp8_block32", page_size=16, q_lens=(1,), k_lens=(70,)
     ),

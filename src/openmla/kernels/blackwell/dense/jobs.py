@@ -75,6 +75,7 @@ PROBLEMS = {
     "192+64→256 fp8_block64 rope": _cached(_GLM, 64, "fp8_block64"),
     "64+64→128 2Q": replace(_V3, d_nope=64),
     "128+64→64 2Q": replace(_V3, d_v=64),
+    "64+32→64 2Q": replace(_V3, heads=40, d_nope=64, d_rope=32, d_v=64),
     "128+0→128 2Q": _NO_ROPE,
     "128+0→128 1Q": _short(_NO_ROPE),
     "128+0→128 2Q fp8 scales": _scaled(replace(_FP8, d_rope=0)),

@@ -187,7 +187,7 @@ def _descriptors(config: DenseConfig, op: DenseOperands) -> dict[str, Any]:
     cache = op.rope_cache
     if cache is not None:
         box = math.gcd(cache.page_size, BN)
-        found["k_rope_desc"] = pages(rope_rows(cache), box)
+        found["k_rope_desc"] = pages(rope_rows(cache), box, rope)
         if cache.scales is not None:
             first = cache.latent // cache.layout.block
             found |= {
@@ -196,7 +196,7 @@ def _descriptors(config: DenseConfig, op: DenseOperands) -> dict[str, Any]:
             }
             found["scales_stride_p"], found["scales_stride_r"], _ = cache.scales.stride()
     elif op.k_rope is not None and op.k_rope.dim() == 2:
-        found["k_rope_desc"] = shared_rows(op.k_rope, BN)
+        found["k_rope_desc"] = shared_rows(op.k_rope, BN, columns=rope)
     elif op.k_rope is not None:
         found["k_rope_desc"] = rows_of_heads(op.k_rope, BN, rope)
     if config.pair_cta:

@@ -46,6 +46,7 @@ RESCALE_AT = 8.0
 """How far, in log2 units, a row's maximum may grow before O is rescaled: weights of 16 bits reach
 2^8."""
 MOST_KEYS = 128  # of a tile, without rope; the original's may be wider
+ROPE_COLUMNS = 64  # of a tile with rope
 # Tokens from which on work items of 512 rows are predicted to be faster than those of 256 (of the
 # peak, 128 heads: 57 and 55 % at 2048 tokens, 32 and 34 % at 1024; `openmla explain`, 2026-11-16).
 PAIR_PROMPT = 2048
@@ -222,6 +223,7 @@ def original_plan(problem: Problem) -> Original:
 
 
 def _mla(problem: Problem) -> MLAConfig:
+    """The original has 64 columns of rope; narrower rope comes with zeros behind it."""
     qkv = problem.q_dtype
     stored = "e4m3" if problem.rope_dtype in GLUON_CACHES else problem.rope_dtype
     used = qkv if stored == qkv else "bf16"
@@ -232,7 +234,7 @@ def _mla(problem: Problem) -> MLAConfig:
         scale_dtype=_scale_dtype(problem),
         num_q_heads=problem.heads,
         group=1 if problem.rope == "per_head" else problem.heads,
-        depth=problem.d_qk,
+        depth=problem.d_nope + ROPE_COLUMNS,
         page_size=problem.page_size if problem.rope == "cache" else 0,
         v_depth=problem.d_v,
     )

@@ -3,13 +3,24 @@
 from dataclasses import replace
 
 from openmla.kernels.blackwell.dense.jobs import predicted_by
+from openmla.kernels.blackwell.pair.kernel import pair_kernel
 from openmla.kernels.blackwell.pair.plan import FIRST_ROWS_PAIR, PairKernel
 from openmla.kernels.blackwell.sparse.jobs import LATENT, V32
 from openmla.kernels.call import Call
+from openmla.kernels.gluon.ranges.jobs import merge_memory
 from openmla.kernels.jobs import Jobs, Predicted, typed
 from openmla.kernels.triton_version import TRITON
 from openmla.planning import Plan
+from openmla.problem import RowSource
 
+_WINDOW = replace(
+    *(V32,),
+    **{"heads": 64, "d_rope": 0, "kv_dtype": "fp8_584", "topk": 0, "has_topk_lengths": False},
+    span=True,
+    table_keys=4096,
+    page_size=64,
+    total_k=4096,
+)
 # A kernel before this one has dequantized FP8 rows to bf16.
 PROBLEMS = {
     "128 heads": V32,
@@ -17,6 +28,14 @@ PROBLEMS = {
     "128 heads fp16": typed(V32, "fp16"),
     "128 heads latent": LATENT,
     "128 heads 512+0": replace(V32, d_rope=0),
+    "128 heads latent split": replace(LATENT, total_k=1 << 20, table_keys=32768, has_sink=True),
+    "16 heads latent split": replace(LATENT, heads=16, total_k=1 << 20, table_keys=32768),
+    "64 heads window and list fp8_584": replace(
+        _WINDOW,
+        second=RowSource(kv_dtype="fp8_584", page_size=64, topk=512, total_k=1024),
+        has_sink=True,
+    ),
+    "64 heads window bf16": replace(_WINDOW, kv_dtype="bf16"),
     "128 heads e4m3": typed(V32, "e4m3"),
     "16 heads e4m3": typed(replace(V32, heads=16), "e4m3"),
 }
@@ -26,6 +45,11 @@ SPILLS = 32
 
 def predicted(plan: Plan, call: Call) -> Predicted:
     """Memory and registers that the plan predicts."""
+    merge = merge_memory(call)
+    if merge is not None:
+        return merge
+    if call.kernel is not pair_kernel:
+        return Predicted(shared=0, tmem=0)  # a pass that dequantizes
     return predicted_by(PairKernel(plan.config, plan.problem), SPILLS)
 
 

@@ -1,10 +1,10 @@
 """Latent MLA prefill on Blackwell with a pair of CTAs: 128 heads, rows of 512 + 64 columns or 512.
 
 The rows of a token are listed, or all that its sequence has in a paged cache (see sparse/rows.py).
-A pair serves one token at a time and walks its rows KEYS = 256 at a time by two-CTA products: each
-CTA holds 64 heads of Q, of the weights and of the output. Pairs are persistent: as many as fit on
-the chip take tokens in turn, so that the first products of a token run under the last softmax and
-the store of the one before.
+A pair serves one token at a time, or a range of a token's keys (items.py), and walks its rows
+KEYS = 256 at a time by two-CTA products: each CTA holds 64 heads of Q, of the weights and of the
+output. Pairs are persistent: as many as fit on the chip take tokens in turn, so that the first
+products of a token run under the last softmax and the store of the one before.
 
 | partition | warps | does |
 |---|---|---|
@@ -53,22 +53,45 @@ from triton.experimental.gluon.language.nvidia.blackwell import allocate_tensor_
 from openmla.kernels.blackwell.pair.items import KEYS, ROWS, barriers
 from openmla.kernels.blackwell.pair.load import load
 from openmla.kernels.blackwell.pair.multiply import multiply
-from openmla.kernels.blackwell.pair.records import Barriers, Sources, TensorMemory, Tiles
+from openmla.kernels.blackwell.pair.records import (
+    Barriers,
+    ScoreScale,
+    Sources,
+    TensorMemory,
+    Tiles,
+)
 from openmla.kernels.blackwell.pair.softmax import kv_valid_producer, softmax
 from openmla.kernels.blackwell.records import HeadRows
-from openmla.kernels.blackwell.sparse.records import Pool, Results, TokenLists
+from openmla.kernels.blackwell.sparse.records import (
+    Pool,
+    Ranges,
+    Results,
+    SecondLists,
+    Spans,
+    TokenLists,
+)
 from openmla.kernels.blackwell.sparse.rows import vector_layout
+from openmla.kernels.gluon.ranges.records import Parts
 
-COUNTS = ["factor", "rows", "topk", "tokens", "batch", "heads", "page_step", "row_step"]
+COUNTS = [
+    *("factor", "rows", "topk", "tokens", "batch", "heads", "page_step", "row_step"),
+    *("part_rows", "rest_q", "requests"),
+    *("second_requests", "second_topk", "second_rows", "second_base"),
+]
 STRIDES = [
     "indices_stride",
+    "second_indices_stride",
     "lse_stride_t",
     "lse_stride_h",
     "logits_stride_t",
     "logits_stride_h",
 ]
 # Vectors of 4-byte elements, read and written one by one: a slice of a tensor is as good as all.
-VECTORS = ["indices_ptr", "lengths_ptr", "cu_ptr", "lse_ptr", "max_logits_ptr", "sink_ptr"]
+VECTORS = [
+    *("indices_ptr", "lengths_ptr", "cu_ptr", "lse_ptr", "max_logits_ptr", "sink_ptr"),
+    *("q_scale_ptr", "part_state_ptr", "request_ptr", "begin_ptr"),
+    *("second_indices_ptr", "second_lengths_ptr", "second_request_ptr", "second_begin_ptr"),
+]
 
 
 @gluon.jit(do_not_specialize=COUNTS + STRIDES, do_not_specialize_on_alignment=VECTORS)
@@ -83,6 +106,7 @@ def pair_kernel(  # noqa: PLR0913
     lse_ptr,
     max_logits_ptr,
     sink_ptr,
+    q_scale_ptr,
     factor,
     rows,
     topk,
@@ -91,6 +115,22 @@ def pair_kernel(  # noqa: PLR0913
     heads,
     page_step,
     row_step,
+    part_sums_ptr,
+    part_state_ptr,
+    part_rows,
+    rest_q,
+    request_ptr,
+    begin_ptr,
+    requests,
+    second_indices_ptr,
+    second_lengths_ptr,
+    second_request_ptr,
+    second_begin_ptr,
+    second_requests,
+    second_topk,
+    second_rows,
+    second_base,
+    second_indices_stride,
     indices_stride,
     lse_stride_t,
     lse_stride_h,
@@ -145,6 +185,29 @@ def pair_kernel(  # noqa: PLR0913
         valid_full=valid_full,
         valid_free=valid_free,
     )
+    parts = None
+    ranges = None
+    if part_sums_ptr is not None:
+        parts = Parts(sums=part_sums_ptr, state=part_state_ptr)
+        ranges = Ranges(heads=heads, rest_q=rest_q, part_rows=part_rows)
+    spans = None
+    if request_ptr is not None:
+        spans = Spans(request=request_ptr, begin=begin_ptr, requests=requests)
+    second_spans = None
+    if second_request_ptr is not None:
+        second_spans = Spans(
+            request=second_request_ptr, begin=second_begin_ptr, requests=second_requests
+        )
+    second = None
+    if second_indices_ptr is not None:
+        second = SecondLists(
+            indices=second_indices_ptr,
+            lengths=second_lengths_ptr,
+            stride=second_indices_stride,
+            topk=second_topk,
+            spans=second_spans,
+            pool=Pool(rows=second_rows, page_step=page_step, row_step=row_step, base=second_base),
+        )
     lists = TokenLists(
         indices=indices_ptr,
         lengths=lengths_ptr,
@@ -153,8 +216,11 @@ def pair_kernel(  # noqa: PLR0913
         topk=topk,
         tokens=tokens,
         batch=batch,
+        ranges=ranges,
+        spans=spans,
+        second=second,
     )
-    pool = Pool(rows=rows, page_step=page_step, row_step=row_step)
+    pool = Pool(rows=rows, page_step=page_step, row_step=row_step, base=None)
     sources = Sources(q=q_desc, k=k_desc, v=v_desc)
     results = Results(
         out=out_desc,
@@ -162,6 +228,7 @@ def pair_kernel(  # noqa: PLR0913
         max_logits=HeadRows(
             base=max_logits_ptr, token_stride=logits_stride_t, head_stride=logits_stride_h
         ),
+        parts=parts,
     )
     gl.warp_specialize(
         [
@@ -175,7 +242,7 @@ def pair_kernel(  # noqa: PLR0913
                     results,
                     sink_ptr,
                     heads,
-                    factor,
+                    ScoreScale(factor=factor, q_scale=q_scale_ptr),
                     INDEXING,
                     WEIGHTS,
                     REGS,

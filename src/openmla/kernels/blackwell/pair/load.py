@@ -8,10 +8,16 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import mbarrier, tma
 
-from openmla.kernels.blackwell.pair.items import KEYS, ROWS, after, item_of, token_of
+from openmla.kernels.blackwell.pair.items import (
+    KEYS,
+    ROWS,
+    after,
+    item_of,
+    items_of,
+    step_rows,
+    token_of,
+)
 from openmla.kernels.blackwell.sparse.load import offsets_layout
-from openmla.kernels.blackwell.sparse.records import KeyList
-from openmla.kernels.blackwell.sparse.rows import descriptor_rows
 from openmla.kernels.gluon.boxes import load_rows
 from openmla.kernels.gluon.compat import reinterpret
 
@@ -50,18 +56,20 @@ def load(sources, smem, bars, lists, pool, INDEXING: gl.constexpr, V_TILE: gl.co
     phase = slot + 1
     turn = slot
     Q_BYTES: gl.constexpr = ROWS // 2 * TILES * GATHERED * BYTES
-    mbarrier.expect(q_full.index(0), Q_BYTES)
-    for quarter in gl.static_range(4):
-        load_q(sources.q, q_smem, q_full.index(0), token_of(gl.program_id(0), lists), quarter)
-    for number in range(gl.program_id(0), lists.tokens, gl.num_programs(0)):
+    total = items_of(lists)
+    if gl.program_id(0) < total:
+        mbarrier.expect(q_full.index(0), Q_BYTES)
+        first_token = token_of(gl.program_id(0), lists, INDEXING)
+        for quarter in gl.static_range(4):
+            load_q(sources.q, q_smem, q_full.index(0), first_token, quarter)
+    for number in range(gl.program_id(0), total, gl.num_programs(0)):
         item = item_of(number, lists, INDEXING)
         steps = item.steps
         following = number + gl.num_programs(0)
-        next_token = token_of(following, lists)
-        keys = KeyList(indices=item.indices, length=item.length, pool=pool)
+        next_token = item.token
         for k in range(0, steps + 1):
             if k < steps:
-                here = descriptor_rows(keys, k * KEYS, KEYS, DIVIDED, INDEXING)
+                here = step_rows(item, lists, pool, k, 0, KEYS, DIVIDED, INDEXING)
                 for t in gl.static_range(TILES):
                     mbarrier.wait(empty.index(slot), phase)
                     mbarrier.expect(full.index(slot), SLOT_BYTES)
@@ -69,15 +77,18 @@ def load(sources, smem, bars, lists, pool, INDEXING: gl.constexpr, V_TILE: gl.co
                         sources.k, here, t * GATHERED, full.index(slot), ring.index(slot)
                     )
                     slot, phase = after(slot, phase, SLOTS)
+            if k == 0:  # the next item is looked for while copies are in flight
+                next_token = token_of(following, lists, INDEXING)
             if k > 0:
-                last = (k == steps) & (following < lists.tokens)
+                last = (k == steps) & (following < total)
                 for part in gl.static_range(PARTS):
                     if part == PARTS // 2:  # noqa: SIM102 - decided when compiled
                         if last:
                             mbarrier.wait(bars.q_free.index(0), turn & 1)
                             mbarrier.expect(q_full.index(0), Q_BYTES)
-                    first = (k - 1) * KEYS + part * GATHERED
-                    here = descriptor_rows(keys, first, GATHERED, ALL, INDEXING)
+                    here = step_rows(
+                        item, lists, pool, k - 1, part * GATHERED, GATHERED, ALL, INDEXING
+                    )
                     for atom in gl.static_range(2):
                         mbarrier.wait(empty.index(slot), phase)
                         mbarrier.expect(full.index(slot), SLOT_BYTES)

@@ -13,7 +13,7 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
     tcgen05_mma,
 )
 
-from openmla.kernels.blackwell.pair.items import KEYS, after, item_of
+from openmla.kernels.blackwell.pair.items import KEYS, after, item_of, items_of
 from openmla.kernels.blackwell.pair.load import GATHERED
 from openmla.kernels.gluon.compat import reinterpret
 from openmla.kernels.gluon.scores import opaque_zero
@@ -35,7 +35,7 @@ def multiply(smem, tmem, bars, lists, INDEXING: gl.constexpr, V_TILE: gl.constex
     phase = slot
     turn = slot
     done = slot  # steps of the items before
-    for number in range(gl.program_id(0), lists.tokens, gl.num_programs(0)):
+    for number in range(gl.program_id(0), items_of(lists), gl.num_programs(0)):
         steps = item_of(number, lists, INDEXING).steps
         mbarrier.wait(bars.q_full.index(0), turn & 1)
         for k in range(0, steps + 1):

@@ -13,13 +13,15 @@ from typing import ClassVar
 
 from openmla.arithmetic import Limited, ceildiv
 from openmla.errors import Unsupported
+from openmla.formats import V4
 from openmla.kernels.blackwell.chip import Partitioned, Worker, argument_bytes
-from openmla.kernels.blackwell.sparse.plan import original_arguments
+from openmla.kernels.blackwell.sparse.plan import original_arguments, widened
 from openmla.modular import MLAPrefillSparse, MLAPrefillSparseQKVFP8
 from openmla.modular.blackwell.sparse.shape import LATENT_ROW, LATENT_V
 from openmla.modular.blackwell.units import FP8_FLOATS, HALF_FLOATS, dtype_size
 from openmla.planning.dequantize import DEQUANTIZED_CAP, CacheRead, Workspace, workspace_of
 from openmla.planning.family import Block, Pipeline
+from openmla.planning.latent_split import LatentSplit, RangeSpace, range_space
 from openmla.planning.memory import Columns, Wanted
 from openmla.planning.serves import GLUON_CACHES, LONG_NAMES
 from openmla.planning.target import Target
@@ -31,8 +33,16 @@ KEYS = 256  # of a step
 ROWS = 64  # heads of a CTA
 TILE = 64  # columns of a tile of Q and K, keys of a tile of V
 BITS_PER_BYTE = 8
+# Rows of all pools: 64 MB of bf16, some 47 microseconds of an H200.
+MOST_JOINED = 65536
 RING_BYTES = 114688  # what is left beside Q and the weights, in slots of 16 KiB
 WORKERS = (Worker("load", 4, 160), Worker("multiply", 1, 88), Worker("kv_valid_producer", 1, 88))
+# The loader of two sources has the places of both.
+WORKERS_OF_SOURCES = (
+    Worker("load", 4, 168),
+    Worker("multiply", 1, 80),
+    Worker("kv_valid_producer", 1, 80),
+)
 # (threshold, bias) of the weights: see kernels/blackwell/dense/plan.py.
 WEIGHTS, FP8_WEIGHTS = (6.0, 0.0), (2.0, 6.0)
 
@@ -43,6 +53,8 @@ class PairVariant:
 
     workspace: Workspace | None
     """FP8 rows are dequantized into it first. It holds all that can be named."""
+    ranges: RangeSpace | None
+    """Room for ranges of keys; None for lists."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +89,9 @@ class PairConfig(Limited):
     def variant(self, problem: Problem) -> PairVariant:
         """The launches that a problem takes."""
         kernel = PairKernel(self, problem)
-        return PairVariant(workspace_of(kernel.cache_read, problem) if kernel.dequantizes else None)
+        workspace = workspace_of(kernel.cache_read, problem) if kernel.dequantizes else None
+        rule = kernel.split
+        return PairVariant(workspace, None if rule is None else range_space(rule, problem))
 
     def _broken_limits(self) -> Iterator[str]:
         if self.qkv_dtype not in (*HALF_FLOATS, FP8_FLOATS[0]):
@@ -92,10 +106,50 @@ class PairConfig(Limited):
 
 
 def pair_config(problem: Problem, target: Target | None = None) -> PairConfig:
-    """The plan of a pair."""
+    """The plan of a pair. It multiplies e4m3 queries with e4m3 rows that have no scales; others are
+    bf16 when they come here."""
+    multiplied = problem if problem.kv_dtype == "e4m3" else widened(problem)
     return PairConfig(
-        qkv_dtype=LONG_NAMES[problem.q_dtype], qk_depth=problem.d_qk, v_depth=problem.d_v
+        qkv_dtype=LONG_NAMES[multiplied.q_dtype], qk_depth=problem.d_qk, v_depth=problem.d_v
     )
+
+
+def joins(problem: Problem) -> bool:
+    """Whether pools become one of bf16 rows: those of DeepSeek-V4's rows, and any two."""
+    return problem.second is not None or problem.kv_dtype == V4.name
+
+
+def pair_config_joined(problem: Problem, target: Target | None = None) -> PairConfig:
+    """A pair over the rows of one or two sources, if a workspace may hold all of their pools."""
+    config = pair_config(problem)
+    row, rows = 2 * config.qk_depth, sum(source.total_k for source in problem.sources)
+    if joins(problem) and rows * row > DEQUANTIZED_CAP:
+        workspace = f"a workspace of {rows} rows of {row} bytes = {rows * row}"
+        raise Unsupported(f"{workspace} would exceed {DEQUANTIZED_CAP}")
+    return config
+
+
+def why_slower_joined(config: object, problem: Problem) -> str:
+    """Why large pools are slower here than in the portable kernel, which reads rows where they lie.
+    By the pools alone: other kernels give other bits."""
+    rows = sum(source.total_k for source in problem.sources)
+    if not joins(problem) or rows <= MOST_JOINED:
+        return ""
+    return f"pools of {rows} rows are dequantized whole in every call: {MOST_JOINED} are fast"
+
+
+def pair_config_split(problem: Problem, target: Target | None = None) -> PairConfig:
+    """A pair for up to 64 heads, where it walks ranges of keys: one CTA has all keys of a token.
+    By the width of the table alone: a request's kernel may not follow from its neighbors."""
+    if not LatentSplit(problem.heads, problem.d_v).can_split(problem.most_keys):
+        raise Unsupported(f"one CTA serves {problem.heads} heads where no request can be split")
+    return pair_config(problem)
+
+
+def pair_config_split_once(problem: Problem, target: Target) -> PairConfig:
+    """The same over rows that were dequantized before."""
+    pair_config_split(problem)
+    return pair_config_once(problem, target)
 
 
 def pair_config_once(problem: Problem, target: Target) -> PairConfig:
@@ -123,7 +177,10 @@ class PairKernel(Partitioned):
     config: PairConfig
     problem: Problem
 
-    workers: ClassVar[tuple[Worker, ...]] = WORKERS
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        """The partitions besides softmax."""
+        return WORKERS_OF_SOURCES if self.problem.second else WORKERS
 
     @property
     def registers(self) -> tuple[int, ...]:
@@ -151,6 +208,17 @@ class PairKernel(Partitioned):
     @property
     def dequantizes(self) -> bool:
         return self.problem.kv_dtype in GLUON_CACHES
+
+    @property
+    def joins(self) -> bool:
+        """Whether the pools of all sources become one of bf16 rows first."""
+        return joins(self.problem)
+
+    @property
+    def split(self) -> LatentSplit | None:
+        """How the keys of a sequence are split; None for lists."""
+        latent = self.problem.form == "latent"
+        return LatentSplit(self.problem.heads, self.config.v_depth) if latent else None
 
     @property
     def cache_read(self) -> CacheRead:
@@ -212,12 +280,14 @@ class PairKernel(Partitioned):
 
     def explain(self) -> list[str]:
         """The original's arithmetic, and what Triton makes of this kernel."""
-        arguments = original_arguments(self.problem)
-        if self.size == 1:
+        eight = self.size == 1
+        arguments = original_arguments(self.problem if eight else widened(self.problem))
+        if eight:
             own = MLAPrefillSparseQKVFP8(**arguments).smem.explain()
         else:
             own = MLAPrefillSparse(**arguments).explain()
-        return [*own, *self.compiled_lines(self._differences(), self.weights)]
+        lines = [*own, *self.compiled_lines(self._differences(), self.weights)]
+        return lines + ([self.split.explain_mean(self.problem)] if self.split else [])
 
     def _differences(self) -> Iterator[str]:
         """Where the kernel is not the original's, and why."""
@@ -227,8 +297,13 @@ class PairKernel(Partitioned):
         )
         yield f"so a step is {KEYS} keys, and Q is read half as often; two score tiles"
         yield f"K and V share a ring of {self.slots} slots of {self.slot_bytes} bytes"
+        if self.problem.q_dtype == "e4m3" and self.size > 1:
+            yield "queries come as bf16, which a pass before makes of e4m3"
         if self.dequantizes:
             yield f"rows come as bf16: {self.cache_read.explain()}"
+        if self.joins:
+            pools = len(self.problem.sources)
+            yield f"rows come as bf16, those of {pools} pool(s) in one workspace, in a pass before"
         yield "weights leave registers rounded, and out passes through their buffer"
         yield "pairs stay and take tokens in turn"
         if not self.problem.d_rope:

@@ -7,14 +7,47 @@ from typing import Any, NamedTuple
 
 
 class Item(NamedTuple):
-    """What a pair works on: one token."""
+    """What a pair works on: one token, or a range of its keys."""
 
     token: Any
     indices: Any
     """Pointer to its list, or to its sequence's line of the block table."""
+    first: Any
+    """Where the range begins in the list."""
     length: Any
-    """Valid length of the list."""
+    """Where it ends: the valid length of the list, or before."""
     steps: Any
+    part: Any
+    """Row of the workspace that belongs to head 0; -1: the item has all keys of the token."""
+    second: Any
+    """The `Second` source of its token, or None."""
+
+
+class Second(NamedTuple):
+    """What an item has of a second source."""
+
+    after: Any
+    """Steps over the first source, which come before."""
+    indices: Any
+    first: Any
+    length: Any
+
+
+class Seen(NamedTuple):
+    """What a token sees of one source."""
+
+    line: Any
+    """Its list, or its line of the block table."""
+    first: Any
+    length: Any
+
+
+class Counted(NamedTuple):
+    """Requests of a chunk, one to a lane."""
+
+    lanes: Any
+    items: Any
+    """How many work items each has."""
 
 
 class Sources(NamedTuple):
@@ -23,6 +56,15 @@ class Sources(NamedTuple):
     q: Any
     k: Any
     v: Any
+
+
+class ScoreScale(NamedTuple):
+    """What scores are multiplied by."""
+
+    factor: Any
+    """scale * log2 e"""
+    q_scale: Any
+    """Pointer to the scale of each query, or None."""
 
 
 class Tiles(NamedTuple):

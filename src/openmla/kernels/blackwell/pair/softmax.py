@@ -15,10 +15,10 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
     tma,
 )
 
-from openmla.kernels.blackwell.pair.items import KEYS, ROWS, item_of
-from openmla.kernels.blackwell.sparse.records import KeyList, SoftmaxState
-from openmla.kernels.blackwell.sparse.rows import bits_layout, list_layout, listed, wait_for_step
-from openmla.kernels.blackwell.sparse.softmax import hide_invalid, write_row_values
+from openmla.kernels.blackwell.pair.items import KEYS, ROWS, item_of, items_of, step_counts
+from openmla.kernels.blackwell.sparse.records import SoftmaxState
+from openmla.kernels.blackwell.sparse.rows import bits_layout, list_layout, wait_for_step
+from openmla.kernels.blackwell.sparse.softmax import hide_invalid, scaled, write_row_values
 from openmla.kernels.gluon.compat import reinterpret, thread_barrier, tma_store
 from openmla.kernels.gluon.scores import LN_2, MINUS_INF, normalize
 
@@ -31,13 +31,12 @@ def kv_valid_producer(is_k_valid, bars, lists, pool, INDEXING: gl.constexpr):
     FLAT: gl.constexpr = list_layout(2)
     bit = gl.arange(0, 8, gl.SliceLayout(0, L))[None, :]
     done = gl.program_id(0) * 0
-    for number in range(gl.program_id(0), lists.tokens, gl.num_programs(0)):
+    for number in range(gl.program_id(0), items_of(lists), gl.num_programs(0)):
         item = item_of(number, lists, INDEXING)
-        keys = KeyList(indices=item.indices, length=item.length, pool=pool)
         for k in range(0, item.steps):
             step = done + k
-            _, ok = listed(keys, k * KEYS, KEYS, FLAT, INDEXING)
-            grouped = gl.convert_layout(gl.reshape(ok.to(gl.int32), [KEYS // 8, 8]), L)
+            counts = step_counts(item, lists, pool, k, FLAT, INDEXING)
+            grouped = gl.convert_layout(gl.reshape(counts, [KEYS // 8, 8]), L)
             wait_for_step(bars.valid_free, step - 2, 2)
             is_k_valid.index(step % 2).store(gl.sum(grouped << bit, 1).to(gl.uint8))
             mbarrier.arrive(bars.valid_full.index(step % 2), count=1)
@@ -74,7 +73,7 @@ def softmax(
     results,
     sink_ptr,
     heads,
-    factor,
+    scale,
     INDEXING: gl.constexpr,
     WEIGHTS: gl.constexpr,
     REGS: gl.constexpr,
@@ -83,15 +82,16 @@ def softmax(
     """The softmax partition: weights of every step of all items, and their results.
 
     TensorMemory `tmem`, Tiles `smem`, Barriers `bars`, TokenLists `lists`, sparse.records.Results
-    `results`, WeightRange `WEIGHTS`; factor = scale * log2 e.
+    `results`, WeightRange `WEIGHTS`, ScoreScale `scale`.
     """
     O = tmem.outputs
     THRESHOLD: gl.constexpr = WEIGHTS.threshold
     BIAS: gl.constexpr = WEIGHTS.bias
     BY_ROW: gl.constexpr = gl.SliceLayout(1, REGS)
     done = gl.program_id(0) * 0
-    for number in range(gl.program_id(0), lists.tokens, gl.num_programs(0)):
+    for number in range(gl.program_id(0), items_of(lists), gl.num_programs(0)):
         item = item_of(number, lists, INDEXING)
+        factor = scaled(scale.factor, scale.q_scale, item.token)
         row_max = gl.full([ROWS], MINUS_INF, gl.float32, BY_ROW)
         highest = row_max
         row_sum = gl.zeros([ROWS], gl.float32, BY_ROW)
@@ -119,7 +119,43 @@ def softmax(
         done += item.steps
         wait_for_step(bars.o_done, done - 1, 1)
         state = SoftmaxState(row_max=row_max - BIAS, row_sum=row_sum, highest=highest)
-        finish(O, smem.p, state, results, sink_ptr, item.token, heads, REGS, OUT_TILE)
+        if results.parts is None:
+            finish(O, smem.p, state, results, sink_ptr, item.token, heads, REGS, OUT_TILE)
+        else:
+            finish_range(O, smem.p, state, results, sink_ptr, item, heads, REGS, OUT_TILE)
+
+
+@gluon.jit
+def finish_range(
+    O,
+    p_smem,
+    state,
+    results,
+    sink_ptr,
+    item,
+    heads,
+    REGS: gl.constexpr,
+    OUT_TILE: gl.constexpr,
+):
+    """Write an Item of all keys of its token to the outputs, that of a range to the workspace."""
+    if item.part < 0:
+        finish(O, p_smem, state, results, sink_ptr, item.token, heads, REGS, OUT_TILE)
+    else:
+        write_part(O, state, results.parts, item.part, heads, REGS)
+
+
+@gluon.jit
+def write_part(O, state, parts, first, heads, REGS: gl.constexpr):
+    """Store a range of keys to the workspace (`Parts`), unnormalized: rows `first` … of it."""
+    head = gl.arange(0, ROWS, state.row_max.type.layout)
+    there, row = head < heads, first + head
+    gl.store(parts.state + row * 2, state.row_max, mask=there)
+    gl.store(parts.state + row * 2 + 1, state.row_sum, mask=there)
+    for atom in gl.static_range(2):
+        column = gl.arange(0, 256, gl.SliceLayout(0, REGS)) + atom * 256
+        here = parts.sums + (row * 512)[:, None] + column[None, :]
+        gl.store(here, O[atom].load(REGS), mask=there[:, None])
+        thread_barrier()
 
 
 @gluon.jit
@@ -137,7 +173,7 @@ def finish(
     """Normalize and store to Results `results`; rows past the last head are dropped. Half of the
     output at a time passes through P's buffer."""
     row_max, row_sum, highest = state
-    out_desc, lse, max_logits = results
+    out_desc, lse, max_logits = results.out, results.lse, results.max_logits
     head = gl.arange(0, ROWS, row_max.type.layout)
     inverse, row_lse, empty = normalize(row_max, row_sum, sink_ptr, gl.minimum(head, heads - 1))
     if lse.base is not None:

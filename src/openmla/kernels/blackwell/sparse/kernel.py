@@ -77,7 +77,7 @@ from openmla.kernels.blackwell.sparse.rows import (
     vector_layout,
 )
 from openmla.kernels.blackwell.sparse.rows_fp8 import load_k_fp8, load_v_fp8, scale_blocks
-from openmla.kernels.blackwell.sparse.softmax import finish, softmax
+from openmla.kernels.blackwell.sparse.softmax import finish, scaled, softmax
 from openmla.kernels.gluon.barriers import barriers
 
 
@@ -171,6 +171,7 @@ VECTORS = [
     "lse_ptr",
     "max_logits_ptr",
     "sink_ptr",
+    "q_scale_ptr",
     "scale_ptr",
 ]
 
@@ -190,6 +191,7 @@ def sparse_kernel(  # noqa: PLR0913
     lse_ptr,
     max_logits_ptr,
     sink_ptr,
+    q_scale_ptr,
     factor,
     rows,
     topk,
@@ -243,6 +245,9 @@ def sparse_kernel(  # noqa: PLR0913
         topk=topk,
         tokens=tokens,
         batch=batch,
+        ranges=None,
+        spans=None,
+        second=None,
     )
     program = gl.program_id(0)
     token = program // head_blocks
@@ -253,11 +258,12 @@ def sparse_kernel(  # noqa: PLR0913
     else:  # the last tokens see most keys
         token = tokens - 1 - token
         line, count = keys_seen(token, lists, INDEXING)
+    factor = scaled(factor, q_scale_ptr, token)
     steps = steps_of(count, B_TOPK)
     keys = KeyList(
         indices=indices_ptr + line.to(gl.int64) * indices_stride,
         length=count,
-        pool=Pool(rows=rows, page_step=page_step, row_step=row_step),
+        pool=Pool(rows=rows, page_step=page_step, row_step=row_step, base=None),
     )
 
     q_smem = gl.allocate_shared_memory(DTYPE, [EARLY, HEADS, GATHERED], TILE)
@@ -346,6 +352,7 @@ def sparse_kernel(  # noqa: PLR0913
         max_logits=HeadRows(
             base=max_logits_ptr, token_stride=logits_stride_t, head_stride=logits_stride_h
         ),
+        parts=None,
     )
     gl.warp_specialize(
         [

@@ -5,8 +5,9 @@ Nothing here reads a device tensor, so nothing waits for the GPU.
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,7 +32,8 @@ from openmla.kernels.blackwell.sparse.records import (
 from openmla.kernels.call import Call, strides, vector
 from openmla.kernels.gluon.compat import tmem_reg_layout
 from openmla.kernels.gluon.descriptors import tile_layout
-from openmla.operands import LatentOperands, Results, SparseOperands
+from openmla.kernels.gluon.upcast.launch import upcast
+from openmla.operands import AttendOperands, LatentOperands, Results, SparseOperands
 from openmla.planning import Plan
 
 LOG2_E = math.log2(math.e)
@@ -39,6 +41,7 @@ WARP_LANES = 32
 GATHERED = 64  # columns of a tile
 MOST_KEYS = 2**31 - 1
 Operands = SparseOperands | LatentOperands
+AnyRows = TypeVar("AnyRows", SparseOperands, LatentOperands, Operands | AttendOperands)
 
 
 class Rows(NamedTuple):
@@ -75,13 +78,15 @@ class Table(NamedTuple):
 
 
 def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
-    """The kernel call of a launch; none for an empty output."""
+    """The kernel calls of a launch; none for an empty output."""
     if not results.out.numel():
         return
     keys, table = lists_of(op)
     if not min(keys["rows"], keys["topk"]):
         results.clear()  # there are no keys, and a descriptor cannot describe an empty tensor
         return
+    op, copies = widened(op)
+    yield from copies
     source = source_of(op.cache, plan.config.qk_depth)
     config, kernel = plan.config, SparseKernel(plan.config, plan.problem)
     tokens, heads, _ = op.q.shape
@@ -95,6 +100,7 @@ def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
         "max_logits_ptr": results.max_logits,
         **strides("logits", results.max_logits),
         "sink_ptr": vector(op.weights.sink),
+        "q_scale_ptr": vector(op.weights.q_scale),
         "tokens": tokens,
         "factor": op.weights.scale * LOG2_E,
         "heads": heads,
@@ -106,6 +112,17 @@ def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
         "scale_stride_row": source.scales.row_step,
     }
     yield Call(sparse_kernel, tokens * blocks, arguments)
+
+
+def widened(op: AnyRows) -> tuple[AnyRows, list[Call]]:
+    """The operands with queries of 16 bits, and the launch that makes them of e4m3 ones."""
+    if op.q.element_size() > 1:
+        return op, []
+    tokens, heads, columns = op.q.shape
+    q = torch.empty(op.q.shape, dtype=torch.bfloat16, device=op.q.device)
+    pieces = (tokens, heads * columns // GATHERED, GATHERED)
+    copy = upcast(op.q.reshape(pieces), q.view(pieces))
+    return replace(op, q=q), [replace(copy, sources={})]
 
 
 @lru_cache(maxsize=64)
@@ -123,7 +140,12 @@ def constexprs_of(
         whole=TensorMemoryLayout((128, config.sm100_tmem_cols), col_stride=1),
     )
     indexing = Indexing(
-        page_size=page, table_page_size=table.page_size, is_causal=table.is_causal, ctas=1
+        page_size=page,
+        table_page_size=table.page_size,
+        is_causal=table.is_causal,
+        ctas=1,
+        is_span=False,
+        second=None,
     )
     return {
         "HOW": How(

@@ -61,9 +61,16 @@ def original_arguments(problem: Problem) -> dict[str, Any]:
     return chosen.arguments() | {"qkv_dtype": LONG_NAMES[problem.q_dtype]}
 
 
+def widened(problem: Problem) -> Problem:
+    """The problem with the queries that are multiplied: e4m3 ones are bf16 when they come here.
+    Nothing is lost, since every e4m3 number is a bf16 one."""
+    return replace(problem, q_dtype="bf16") if problem.q_dtype == "e4m3" else problem
+
+
 def original_block(problem: Problem) -> MLAPrefillSparse:
     """The original's plan for a problem of up to 64 heads; of more, for each half of them."""
-    arguments = original_arguments(replace(problem, heads=min(problem.heads, CTA_HEADS)))
+    halved = replace(widened(problem), heads=min(problem.heads, CTA_HEADS))
+    arguments = original_arguments(halved)
     return MLAPrefillSparse(**arguments)
 
 
@@ -265,6 +272,8 @@ class SparseKernel(Partitioned):
         scores = config.padded_num_q_heads * config.B_TOPK
         yield f"weights leave registers in 16 bits: no fp32 P, {scores * FP32} bytes"
         yield "row statistics stay in registers, and Triton passes arguments through shared memory"
+        if self.problem.q_dtype == "e4m3":
+            yield "queries come as bf16, which a pass before makes of e4m3"
         if self.dequantizes:
             yield f"raw rows of K have {config.B_TOPK * self.raw_columns} bytes of their own"
         if config.qk_depth != LATENT_ROW:

@@ -19,6 +19,31 @@ class Indexing(NamedTuple):
     is_causal: bool
     """With a block table: tokens see no keys after their own."""
     ctas: int
+    is_span: bool
+    """A token sees positions of a line of the block table, which may name pages that are none."""
+    second: Any
+    """The `Indexing` of a second source of rows, or None."""
+
+
+class Ranges(NamedTuple):
+    """What the ranges of split requests follow from, besides lengths; see gluon/ranges/rule.py."""
+
+    heads: Any
+    rest_q: Any
+    """Where the tokens end that follow the last sequence; 0 where another launch clears them."""
+    part_rows: Any
+    """Rows of the workspace that a request has."""
+
+
+class Spans(NamedTuple):
+    """Which positions of a block table each token sees; their ends are TokenLists.lengths."""
+
+    request: Any
+    """Pointer to the line of each token."""
+    begin: Any
+    """Pointer to the first position of each token."""
+    requests: Any
+    """Lines of the table."""
 
 
 class TokenLists(NamedTuple):
@@ -37,6 +62,12 @@ class TokenLists(NamedTuple):
     tokens: Any
     batch: Any
     """Sequences of a block table."""
+    ranges: Any
+    """`Ranges`; None where a work item has all keys of its token."""
+    spans: Any
+    """`Spans`, or None."""
+    second: Any
+    """`SecondLists`, or None."""
 
 
 class Pool(NamedTuple):
@@ -45,6 +76,20 @@ class Pool(NamedTuple):
     rows: Any
     page_step: Any
     row_step: Any
+    base: Any
+    """Descriptor row of its first row; None: the first."""
+
+
+class SecondLists(NamedTuple):
+    """The lists of a second source, whose keys follow those of the first in steps of their own."""
+
+    indices: Any
+    lengths: Any
+    stride: Any
+    topk: Any
+    spans: Any
+    """`Spans`, or None."""
+    pool: Pool
 
 
 class KeyList(NamedTuple):
@@ -64,6 +109,8 @@ class Results(NamedTuple):
     """A TMA descriptor."""
     lse: HeadRows
     max_logits: HeadRows
+    parts: Any
+    """The workspace for ranges of keys, gluon.ranges.records.Parts; None where none are split."""
 
 
 class SoftmaxState(NamedTuple):

@@ -93,7 +93,10 @@ def listed(keys, first, N: gl.constexpr, LAYOUT: gl.constexpr, INDEXING: gl.cons
     at = first + gl.arange(0, N, LAYOUT)
     if TABLE > 0:
         page = gl.load(keys.indices + at // TABLE, mask=at < keys.length, other=-1)
-        index = gl.where(page >= 0, page * TABLE + at % TABLE, -1)
+        there = page >= 0
+        if INDEXING.is_span:
+            there = there & (page < keys.pool.rows // TABLE)
+        index = gl.where(there, page * TABLE + at % TABLE, -1)
     else:
         index = gl.load(keys.indices + at, mask=at < keys.length, other=-1)
     return index, (index >= 0) & (index < keys.pool.rows)
@@ -108,6 +111,8 @@ def descriptor_rows(keys, first, N: gl.constexpr, LAYOUT: gl.constexpr, INDEXING
     row = index * keys.pool.row_step
     if PAGE > 0:
         row = index // PAGE * keys.pool.page_step + index % PAGE * keys.pool.row_step
+    if keys.pool.base is not None:
+        row += keys.pool.base
     return gl.where(ok, row, NOWHERE)
 
 

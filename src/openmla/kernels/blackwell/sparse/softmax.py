@@ -47,6 +47,14 @@ def hide_invalid(s, bits, B_TOPK: gl.constexpr):
 
 
 @gluon.jit
+def scaled(factor, q_scale_ptr, token):
+    """What the scores of a token are multiplied by: e4m3 queries may have a scale for each."""
+    if q_scale_ptr is not None:
+        factor = factor * gl.load(q_scale_ptr + token)
+    return factor
+
+
+@gluon.jit
 def rescale_rows(O, rescale, ATOMS: gl.constexpr, REGS: gl.constexpr):
     """ATOMS of O times rescale, row by row, REGS.output_columns columns at a time."""
     COLUMNS: gl.constexpr = REGS.output
@@ -142,7 +150,7 @@ def finish(
     passes through V's buffer. SoftmaxState `state`, WorkItem `work`."""
     token, first_head, heads = work.token, work.first_head, work.heads
     row_max, row_sum, highest = state
-    out_desc, lse, max_logits = results
+    out_desc, lse, max_logits = results.out, results.lse, results.max_logits
     O = (output(tmem, 0, MAP, TMEM), output(tmem, 1, MAP, TMEM))
     ROWS: gl.constexpr = row_max.shape[0]
     WIDTH: gl.constexpr = REGS.output_columns

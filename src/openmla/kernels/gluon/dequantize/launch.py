@@ -9,6 +9,7 @@ over the FP8 rows, and exactly one of them works: the other takes an early exit 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -229,6 +230,37 @@ def dequantized_sources(filling: Filling, op: AttendOperands) -> DequantizedSour
         else:
             sources[number] = replace(source, cache=plain)
     return DequantizedSources(replace(op, sources=tuple(sources)), tuple(calls))
+
+
+class JoinedSources(NamedTuple):
+    """The rows of several pools in one, and the launches that dequantize them."""
+
+    rows: Tensor
+    """[rows, width], bf16: those of each source after those of the one before."""
+    bases: tuple[int, ...]
+    """Where those of each source begin."""
+    calls: tuple[Call, ...]
+
+
+def joined_sources(filling: Filling, op: AttendOperands | SparseOperands) -> JoinedSources:
+    """Every pool whole, each row at its own place behind the pools before: a list keeps its
+    numbers. Rows of bf16 are copied."""
+    counts = [source.count for source in op.sources]
+    width = op.q.shape[2]
+    wide = torch.empty((sum(counts), width), dtype=torch.bfloat16, device=op.q.device)
+    bases = tuple(accumulate(counts, initial=0))
+    calls = []
+    for number, (source, base) in enumerate(zip(op.sources, bases, strict=False)):
+        pool, here = source.rows, wide[base : base + source.count]
+        if not source.count:
+            continue
+        if isinstance(pool, LatentCache) and pool.scales is not None:
+            named = SECOND_SOURCES if number else SOURCES
+            calls.append(filling.call(pool, _every(pool.rows, 1, here), pool.rows, named))
+        else:
+            data = pool.data if isinstance(pool, LatentCache) else pool
+            here.view(data.shape).copy_(data)
+    return JoinedSources(wide, bases[:-1], tuple(calls))
 
 
 def _named(filling: Filling, op: Operands) -> Addressed:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from openmla.formats import V4, V32
 from openmla.kernels.call import Call
+from openmla.kernels.gluon.ranges.jobs import merge_memory
 from openmla.kernels.jobs import Jobs, Predicted, block_memory, typed
 from openmla.planning import Plan
 from openmla.problem import Problem, RowSource
@@ -100,7 +101,6 @@ PROBLEMS |= {
 }
 SUMS_OF_WARPS = 64  # bytes in which the four warps of a block count rows that are named
 SINK_ARGUMENT = 16  # bytes: a pointer, rounded up
-SLOTS_OF_WARPS = 16 * 32 * 4  # bytes in which they exchange the slots of a row, 32 columns at once
 
 
 def predicted(plan: Plan, call: Call) -> Predicted:
@@ -112,8 +112,9 @@ def predicted(plan: Plan, call: Call) -> Predicted:
     if plan.config.few:
         sinks = SINK_ARGUMENT * (plan.problem.has_sink and call.kernel.__name__ == "values_kernel")
         return Predicted(shared=plan.config.few.shared[call.kernel.__name__] + sinks)
-    if call.kernel.__name__ == "merge_kernel" and call.arguments["TOGETHER"] == 16:
-        return Predicted(shared=SLOTS_OF_WARPS)
+    merge = merge_memory(call)
+    if merge is not None:
+        return merge
     if call.kernel.__name__ == "place_kernel":
         return Predicted(shared=SUMS_OF_WARPS)
     spills = 36 if call.arguments.get("SCALED") and plan.problem.form == "latent" else 0

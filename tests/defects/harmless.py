@@ -556,7 +556,7 @@ HARMLESS: tuple[Harmless, ...] = (
         "The stride has 64 bits, and so has the product.",
     ),
     Harmless(
-        "kernels/hopper/latent/merge.py",
+        "kernels/gluon/ranges/merge.py",
         "load_parts",
         "sums = gl.load(here, mask=ok[:, :, None], other=0.0)",
         "sums = gl.load(here, mask=ok[:, :, None], other=(0.0) + 1)",

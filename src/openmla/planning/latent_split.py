@@ -1,7 +1,7 @@
 """Splitting the keys of a request with few rows (queries x heads) in latent form.
 
 One query of 16 heads is a single tile of 64 rows: alone it would keep one SM busy. Its keys are cut
-into ranges that are worked on side by side and merged (kernels/hopper/latent/merge.py, and in
+into ranges that are worked on side by side and merged (kernels/gluon/ranges/merge.py, and in
 plain Triton kernels/portable/split.py).
 
 A request's bits must not depend on its neighbors, so the number of ranges follows from the
@@ -59,6 +59,7 @@ STEP = 128  # keys: no range cuts one
 FP32 = 4
 STATE = 2  # row_max and row_sum
 FIXED_RANGE = 2048  # keys of a range of an invariant call
+MOST_ROWS = 2**31 - 1  # no index names more
 # Partial results of a launch. Requests that might need more go in further launches.
 PARTIAL_CAP = 512 * 1024 * 1024
 
@@ -225,3 +226,60 @@ class FixedSplit:
             f"keys: {self.ranges(keys)} ranges; {self.tokens_together(problem.most_keys)} tokens "
             "a launch"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class RangeSpace:
+    """Room for the partial results of requests whose keys are split into ranges."""
+
+    group: int
+    """Requests of one launch."""
+    rows: int
+    """Rows of partial results of a request, or of a range where ranges are fixed; 0 where nothing
+    can be split."""
+    merged: int
+    """Most rows (queries x heads) of a request that is split."""
+    ranges: int
+    """Most ranges of a request."""
+    fixed_keys: int = 0
+    """Keys of a range of an invariant call; 0 in others."""
+    tokens: int = 0
+    """Tokens of one launch of an invariant call; 0 where all go in one."""
+
+    @property
+    def part_rows(self) -> int:
+        """Rows of partial results of a launch."""
+        return self.rows * (self.ranges if self.fixed_keys else self.group)
+
+
+def range_space(rule: LatentSplit | FixedSplit, problem: Problem) -> RangeSpace:
+    """Room for the ranges of a problem's requests.
+
+    >>> latent = {"form": "latent", "heads": 16, "d_nope": 512, "d_rope": 64, "d_v": 512}
+    >>> few = Problem(**latent, total_q=32, total_k=2**20, batch=32, page_size=64, table_keys=32768)
+    >>> space = range_space(LatentSplit(16, 512), few)
+    >>> space.group, space.rows, space.ranges
+    (32, 1536, 32)
+    """
+    most = min(problem.most_keys, MOST_ROWS)
+    if isinstance(rule, FixedSplit):
+        return _fixed_space(rule, problem, most)
+    if not problem.batch or not rule.can_split(most):
+        return RangeSpace(group=max(problem.batch, 1), rows=0, merged=0, ranges=1)
+    return RangeSpace(
+        group=rule.group(problem.batch, most),
+        rows=rule.part_rows(1, most),
+        merged=rule.split_rows(1, problem.total_q * problem.heads, most),
+        ranges=most_ranges(problem.heads, most),
+    )
+
+
+def _fixed_space(rule: FixedSplit, problem: Problem, most: int) -> RangeSpace:
+    """All requests go in one launch; of many tokens some at a time."""
+    group, ranges = max(problem.batch, 1), rule.ranges(most)
+    if ranges == 1 or not problem.batch:
+        return RangeSpace(group=group, rows=0, merged=0, ranges=1)
+    tokens = min(rule.tokens_together(most), problem.total_q)
+    rows = tokens * problem.heads
+    kept = tokens if tokens < problem.total_q else 0
+    return RangeSpace(group, rows, rows, ranges, rule.keys_of_range, kept)

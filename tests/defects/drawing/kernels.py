@@ -145,7 +145,7 @@ _TABLE = (
     ),
     Kernel(
         "hopper.latent",
-        ("kernels/hopper/latent",),
+        ("kernels/hopper/latent", "kernels/gluon/ranges"),
         (
             CACHED,
             Suite("tests/kernels/hopper/test_far_rows.py"),

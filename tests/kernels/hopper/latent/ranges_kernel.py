@@ -3,7 +3,7 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from openmla.kernels.hopper.latent.source import ranges_of
+from openmla.kernels.gluon.ranges.rule import ranges_of
 
 
 @gluon.jit

@@ -45,7 +45,7 @@ def split(
     return SparseDefect(name, None, file, old, new, case)
 
 
-MERGE, EPILOGUE = "latent.merge", "latent.epilogue"
+MERGE, EPILOGUE = "ranges.merge", "latent.epilogue"
 DEFECTS = [
     split("ranges lie over each other", ".part_rows + part * rows + row", ".part_rows + row"),
     split("requests lie over each other", "sequence * source.part_rows + part", "part"),
@@ -131,7 +131,7 @@ DEFECTS = [
     SparseDefect(
         "ranges that are merged together are no power of two",
         Kind.ERROR,
-        "latent.launch",
+        "ranges.launch",
         "together = min(1 << (space.ranges - 1).bit_length(), MERGED_TOGETHER)",
         "together = min(space.ranges, MERGED_TOGETHER) | 1",
         "split",
@@ -223,14 +223,14 @@ DEFECTS = [
         "the merge is for fewer ranges than there are",
         "(space.ranges - 1).bit_length()",
         "(space.ranges - 1).bit_length() // 2",
-        "latent.launch",
+        "ranges.launch",
         "70 heads",
     ),
     split(
         "programs of the merge are counted by wide columns",
-        "tiles * (config.latent // columns), ",
-        "tiles * (config.latent // MERGED_COLUMNS), ",
-        "latent.launch",
+        "tiles * (d_v // columns), ",
+        "tiles * (d_v // MERGED_COLUMNS), ",
+        "ranges.launch",
         "70 heads",
     ),
 ]

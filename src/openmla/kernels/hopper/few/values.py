@@ -30,6 +30,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from openmla.kernels.gluon.barriers import barriers, wait_for_kernel_before
 from openmla.kernels.gluon.compat import cp_async, tma_load
+from openmla.kernels.gluon.ranges.records import Output
 from openmla.kernels.gluon.scores import normalize
 from openmla.kernels.hopper.few.records import (
     Barriers,
@@ -49,7 +50,7 @@ from openmla.kernels.hopper.few.rows import (
     steps_of,
     write_stat,
 )
-from openmla.kernels.hopper.latent.records import Output, Source
+from openmla.kernels.hopper.latent.records import Source
 
 SUM_WARPS = gl.constexpr(4)
 SUMMED = gl.constexpr(4)  # steps whose sums are loaded at a time

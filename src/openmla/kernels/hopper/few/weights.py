@@ -13,6 +13,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from openmla.kernels.gluon.barriers import let_next_begin, wait_for_kernel_before
+from openmla.kernels.gluon.ranges.records import Output
 from openmla.kernels.gluon.scores import LN_2, MINUS_INF
 from openmla.kernels.hopper.few.rows import (
     KEYS,
@@ -22,7 +23,7 @@ from openmla.kernels.hopper.few.rows import (
     steps_of,
     write_stat,
 )
-from openmla.kernels.hopper.latent.records import Output, Source
+from openmla.kernels.hopper.latent.records import Source
 from openmla.kernels.hopper.latent.softmax import THRESHOLD, follow, weigh
 
 TOGETHER = gl.constexpr(32)  # blocks whose largest scores are loaded at a time

@@ -73,6 +73,7 @@ from openmla.kernels.gluon.barriers import (
 )
 from openmla.kernels.gluon.compat import thread_barrier
 from openmla.kernels.gluon.dequantize.records import CacheFormat, CacheRows
+from openmla.kernels.gluon.ranges.records import Output, Parts
 from openmla.kernels.gluon.scores import MINUS_INF, opaque_zero, signed
 from openmla.kernels.hopper.accumulator import rescale_rows
 from openmla.kernels.hopper.latent.epilogue import (
@@ -92,8 +93,6 @@ from openmla.kernels.hopper.latent.records import (
     ColumnTiles,
     Ended,
     How,
-    Output,
-    Parts,
     Plain,
     Results,
     RowDescriptors,

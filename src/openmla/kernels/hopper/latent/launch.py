@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
@@ -36,14 +35,18 @@ from openmla.kernels.gluon.dequantize.launch import (
 )
 from openmla.kernels.gluon.dequantize.records import RowColumns
 from openmla.kernels.gluon.descriptors import SWIZZLE_BYTES, tile_layout
+from openmla.kernels.gluon.ranges.launch import (
+    NO_PARTS,
+    group_of,
+    groups,
+    merge_call,
+    partial_results,
+)
 from openmla.kernels.hopper.few.launch import few_calls
 from openmla.kernels.hopper.latent.kernel import latent_kernel
-from openmla.kernels.hopper.latent.merge import merge_kernel
 from openmla.kernels.hopper.latent.plan import (
-    MOST_ROWS,
     HopperLatentConfig,
     LatentVariant,
-    RangeSpace,
     RowsLaunch,
 )
 from openmla.kernels.hopper.latent.records import CAUSAL, FULL, LISTED, Registers, TileLayouts
@@ -55,13 +58,12 @@ from openmla.operands import (
     token_spans,
 )
 from openmla.planning import Plan
+from openmla.planning.latent_split import MOST_ROWS, RangeSpace
 from openmla.problem import Problem
 from openmla.sources import Listed, Source
 
 WGMMA_ROWS = 64
 VECTOR = 8  # elements in 16 bytes
-MERGE_WARPS, MERGED_TOGETHER = 4, 16  # of a program: see merge.py
-MERGED_COLUMNS, FEW_COLUMNS, FEW_MERGES = 128, 32, 64  # fewer columns where programs are few
 Operands = SparseOperands | LatentOperands | AttendOperands
 SOURCES: Sources = {
     "q_half_desc": "q",
@@ -163,12 +165,6 @@ SECOND_ARGUMENTS = (
     "scale_row",
 )
 NO_SECOND: dict[str, Any] = {f"second_{name}": None for name in SECOND_ARGUMENTS}
-NO_PARTS: dict[str, Any] = {
-    "part_sums_ptr": None,
-    "part_state_ptr": None,
-    "part_rows": 0,
-    "range_bits": None,
-}
 
 
 def _attention(plan: Plan, ways: list[Way], results: Results) -> Iterator[Call]:
@@ -193,7 +189,7 @@ def _attention(plan: Plan, ways: list[Way], results: Results) -> Iterator[Call]:
                 here = way | parts | group_of(op, way["indices_ptr"], group)
                 yield Call(latent_kernel, range_programs(config, problem, space), here, SOURCES)
             if space.rows:
-                yield _merge(config, space, here)
+                yield merge_call(config.latent, space, here, SOURCES)
 
 
 def tokens_of(op: Operands, tokens: slice | None) -> LatentOperands:
@@ -253,72 +249,6 @@ def range_programs(config: HopperLatentConfig, problem: Problem, space: RangeSpa
     """One for each SM, or for each tile if those are fewer and no range is cut."""
     tiles = problem.total_q * problem.heads // WGMMA_ROWS + problem.batch + 1
     return config.sm_count if space.rows else min(tiles, config.sm_count)
-
-
-def partial_results(space: RangeSpace, d_v: int, device: torch.device) -> dict[str, Any]:
-    """The sums [rows, d_v], and behind them row_max and row_sum of each row."""
-    if not space.rows:
-        return NO_PARTS
-    rows = space.part_rows
-    memory = torch.empty(rows * (d_v + 2), dtype=torch.float32, device=device)
-    state = memory[rows * d_v :]
-    bits = space.fixed_keys.bit_length() - 1 if space.fixed_keys else None
-    return {
-        "part_sums_ptr": memory,
-        "part_state_ptr": state,
-        "part_rows": space.rows,
-        "range_bits": bits,
-    }
-
-
-def groups(space: RangeSpace, op: LatentOperands) -> list[slice]:
-    """Requests by launch; one launch where there are none."""
-    batch = op.cu_seqlens_q.shape[0] - 1
-    step = max(space.group, 1)
-    return [slice(i, min(i + step, batch)) for i in range(0, max(batch, 1), step)]
-
-
-def _merge(config: HopperLatentConfig, space: RangeSpace, attention: dict[str, Any]) -> Call:
-    """Programs for as many rows as a request has on average, if it may be split."""
-    shared = {name: attention[name] for name in _MERGED}
-    together = min(1 << (space.ranges - 1).bit_length(), MERGED_TOGETHER)
-    mean = -(-attention["total_q"] * attention["heads"] // max(attention["batch"], 1))
-    rows = MERGE_WARPS * MERGED_TOGETHER // together if together < MERGED_TOGETHER else 1
-    blocks = -(-min(space.merged, mean) // rows)
-    columns, tiles = MERGED_COLUMNS, attention["batch"] * blocks
-    if tiles * (config.latent // columns) <= FEW_MERGES:
-        columns = FEW_COLUMNS
-    rest = {
-        "D_V": config.latent,
-        "TOGETHER": together,
-        "COLUMNS": columns,
-        "blocks": blocks,
-        "num_warps": MERGE_WARPS,
-        "launch_pdl": True,
-    }
-    return Call(merge_kernel, tiles * (config.latent // columns), shared | rest, SOURCES)
-
-
-_MERGED = (
-    "part_sums_ptr",
-    "part_state_ptr",
-    "out_ptr",
-    "lse_ptr",
-    "sink_ptr",
-    "cu_ptr",
-    "lengths_ptr",
-    "topk",
-    "batch",
-    "total_q",
-    "rest_q",
-    "heads",
-    "part_rows",
-    "range_bits",
-    "out_stride_t",
-    "out_stride_h",
-    "lse_stride_t",
-    "lse_stride_h",
-)
 
 
 def lists(config: HopperLatentConfig, op: SparseOperands | AttendOperands) -> dict[str, Any]:
@@ -382,18 +312,6 @@ def sequences(op: LatentOperands) -> dict[str, Any]:
         "indices_stride": table.stride(0),
         "PAGE_SIZE": 0 if op.cache.format == V4.name else op.cache.page_size,  # see page_rows
         "MASK": CAUSAL.value if op.causal else FULL.value,
-    }
-
-
-def group_of(op: LatentOperands, table: Tensor, group: slice) -> dict[str, Any]:
-    """Some of the sequences; the last launch of a call also owns rows after the last."""
-    first, stop = group.start, group.stop
-    return {
-        "indices_ptr": table[first:],
-        "lengths_ptr": vector(op.cache_lengths)[first:],  # type: ignore[index]
-        "cu_ptr": vector(op.cu_seqlens_q)[first:],  # type: ignore[index]
-        "batch": stop - first,
-        "rest_q": op.q.shape[0] if stop == op.cu_seqlens_q.shape[0] - 1 else 0,
     }
 
 

@@ -30,7 +30,14 @@ from openmla.kernels.hopper.chip import (
 )
 from openmla.kernels.hopper.few.plan import FewQueries, few_queries
 from openmla.planning.dequantize import PLAIN, CacheRead, Workspace, workspace_of
-from openmla.planning.latent_split import FixedSplit, LatentSplit, most_ranges
+from openmla.planning.latent_split import (
+    MOST_ROWS,
+    FixedSplit,
+    LatentSplit,
+    RangeSpace,
+    most_ranges,
+    range_space,
+)
 from openmla.planning.memory import Wanted
 from openmla.planning.serves import GLUON_CACHES
 from openmla.problem import Problem
@@ -53,7 +60,6 @@ COPYING = Registers(consumer_groups=2, consumer=216, producer=72)
 WIDENING = Registers(consumer_groups=2, consumer=200, producer=104)
 
 
-MOST_ROWS = 2**31 - 1  # no index names more
 FEW_REQUESTS, MANY_REQUESTS = 32, 128
 
 
@@ -97,30 +103,6 @@ def most_places(problem: Problem) -> int:
 def only_v4(problem: Problem) -> bool:
     """Whether all sources have DeepSeek-V4's rows."""
     return all(source.kv_dtype == V4.name for source in problem.sources)
-
-
-@dataclass(frozen=True, slots=True)
-class RangeSpace:
-    """Room for the partial results of requests whose keys are split into ranges."""
-
-    group: int
-    """Requests of one launch."""
-    rows: int
-    """Rows of partial results of a request, or of a range where ranges are fixed; 0 where nothing
-    can be split."""
-    merged: int
-    """Most rows (queries x heads) of a request that is split."""
-    ranges: int
-    """Most ranges of a request."""
-    fixed_keys: int = 0
-    """Keys of a range of an invariant call; 0 in others."""
-    tokens: int = 0
-    """Tokens of one launch of an invariant call; 0 where all go in one."""
-
-    @property
-    def part_rows(self) -> int:
-        """Rows of partial results of a launch."""
-        return self.rows * (self.ranges if self.fixed_keys else self.group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +223,7 @@ class HopperLatentConfig(HopperBlock):
         if workspace is not None and workspace.may_overflow:
             ways.append(True)
         rows = tuple(self._rows_launch(problem, dequantizes) for dequantizes in ways)
-        ranges = self._range_space(problem) if problem.form == "latent" else None
+        ranges = range_space(self.split, problem) if problem.form == "latent" else None
         few = self.few if self.few and self.few.queries == problem.total_q else None
         return LatentVariant(few, self.few_queries(problem) is not None, workspace, rows, ranges)
 
@@ -268,29 +250,6 @@ class HopperLatentConfig(HopperBlock):
         if isinstance(rule, FixedSplit):
             return tiles * rule.ranges(most)
         return tiles * most_ranges(problem.heads, most)
-
-    def _range_space(self, problem: Problem) -> RangeSpace:
-        rule, most = self.split, min(problem.most_keys, MOST_ROWS)
-        if isinstance(rule, FixedSplit):
-            return self._fixed_space(rule, problem, most)
-        if not problem.batch or not rule.can_split(most):
-            return RangeSpace(group=max(problem.batch, 1), rows=0, merged=0, ranges=1)
-        return RangeSpace(
-            group=rule.group(problem.batch, most),
-            rows=rule.part_rows(1, most),
-            merged=rule.split_rows(1, problem.total_q * problem.heads, most),
-            ranges=most_ranges(problem.heads, most),
-        )
-
-    def _fixed_space(self, rule: FixedSplit, problem: Problem, most: int) -> RangeSpace:
-        """All requests go in one launch; of many tokens some at a time."""
-        group, ranges = max(problem.batch, 1), rule.ranges(most)
-        if ranges == 1 or not problem.batch:
-            return RangeSpace(group=group, rows=0, merged=0, ranges=1)
-        tokens = min(rule.tokens_together(most), problem.total_q)
-        rows = tokens * problem.heads
-        kept = tokens if tokens < problem.total_q else 0
-        return RangeSpace(group, rows, rows, ranges, rule.keys_of_range, kept)
 
     # Threads and registers.
 

@@ -87,21 +87,6 @@ class BoxStart(NamedTuple):
     row: Any
 
 
-class Requests(NamedTuple):
-    """The sequences of a launch."""
-
-    cu_seqlens_q: Any
-    """Prefix sums of their query tokens."""
-    lengths: Any
-    """Their numbers of keys."""
-    most_keys: Any
-    """Keys of a line of the block table."""
-    batch: Any
-    total_q: Any
-    rest_q: Any
-    """Where the tokens end that follow the last sequence, and whose outputs are cleared."""
-
-
 class Sequences(NamedTuple):
     """Sequences that a source reads; see `Requests`."""
 
@@ -384,24 +369,6 @@ class Barriers(NamedTuple):
     item_empty: Any
 
 
-class Output(NamedTuple):
-    """A tensor of results."""
-
-    base: Any
-    """None where it is not wanted."""
-    token_stride: Any
-    head_stride: Any
-
-
-class Parts(NamedTuple):
-    """The workspace for ranges of keys (see source.py)."""
-
-    sums: Any
-    """[rows, d_v], unnormalized."""
-    state: Any
-    """[rows, 2]: the reference, and the sum of weights."""
-
-
 class Results(NamedTuple):
     """What a launch writes, and the sinks it needs for that."""
 
@@ -470,39 +437,3 @@ class FoundBox(NamedTuple):
     """`BoxStart` of the block in its page."""
     is_whole: Any
     """Whether the block has all of its 64 keys."""
-
-
-class SplitRequest(NamedTuple):
-    """A request whose ranges of keys are merged."""
-
-    first_row: Any
-    """Its first row in the workspace."""
-    first_token: Any
-    rows: Any
-    """Its rows."""
-    step: Any
-    """Rows of the workspace from one range of a row to the next."""
-    ranges: Any
-
-
-class MergedRows(NamedTuple):
-    """Rows of a split request that a program merges; range p of a row lies p x `step` after range
-    0."""
-
-    first_row: Any
-    """Where range 0 of each row lies in the workspace."""
-    exists: Any
-    """Whether the request has the row."""
-    step: Any
-    ranges: Any
-
-
-class Slots(NamedTuple):
-    """Partial results of the ranges that the merge has put into each slot of a row."""
-
-    sums: Any
-    """[rows, slots, columns]"""
-    row_max: Any
-    """References, [rows, slots]."""
-    row_sum: Any
-    """Sums of weights, [rows, slots]."""

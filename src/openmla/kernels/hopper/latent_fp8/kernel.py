@@ -32,12 +32,12 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from openmla.kernels.gluon.barriers import barrier_pair, barriers
 from openmla.kernels.gluon.dequantize.records import CacheRows
+from openmla.kernels.gluon.ranges.records import Output
 from openmla.kernels.gluon.scores import LN_2, MINUS_INF, opaque_zero, signed
 from openmla.kernels.hopper.accumulator import quad_sums
 from openmla.kernels.hopper.latent.epilogue import divisors, place_of, write_stat
 from openmla.kernels.hopper.latent.records import (
     LISTED,
-    Output,
     Results,
     RowDescriptors,
     Sequences,

@@ -3,7 +3,7 @@
 | | |
 |---|---|
 | a program computes | some rows (heads of tokens) of one request at a time, COLUMNS columns |
-| reads | part_sums [row, d_v], part_state [row, 2] (row_max, row_sum), fp32; see source.py |
+| reads | part_sums [row, d_v], part_state [row, 2] (row_max, row_sum), fp32; see rule.py |
 | range_bits | logarithm of the keys of a range of an invariant call, else None |
 | writes | out, lse, for split requests only; programs left over do nothing |
 
@@ -19,9 +19,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from openmla.kernels.gluon.barriers import wait_for_kernel_before
-from openmla.kernels.gluon.scores import MINUS_INF, normalize
-from openmla.kernels.hopper.accumulator import VECTOR
-from openmla.kernels.hopper.latent.records import (
+from openmla.kernels.gluon.ranges.records import (
     MergedRows,
     Output,
     Parts,
@@ -29,10 +27,12 @@ from openmla.kernels.hopper.latent.records import (
     Slots,
     SplitRequest,
 )
-from openmla.kernels.hopper.latent.source import ranges_of, request_of
+from openmla.kernels.gluon.ranges.rule import ranges_of, request_of
+from openmla.kernels.gluon.scores import MINUS_INF, normalize
 
 WARPS = gl.constexpr(4)
 MOST_SLOTS = gl.constexpr(16)
+VECTOR = gl.constexpr(8)  # elements of 16 bytes: strides of out come in this unit
 
 
 @gluon.constexpr_function

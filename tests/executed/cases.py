@@ -223,6 +223,10 @@ CASES: dict[str, dict[str, Case]] = {
         "latent block64, 20 heads": latent(
             "fp8_block64", heads=20, q_lens=(4, 2), k_lens=(9, 70), seed=14
         ),
+        "latent split": latent("bf16", q_lens=(1, 1), k_lens=(4200, 70), sink="mixed", seed=27),
+        "latent 656 split, 20 heads": latent(
+            "fp8_656", heads=20, q_lens=(1,), k_lens=(4100,), page_size=16, seed=28
+        ),
     },
 }
 _EXACT = {"values": "exact", "scale": 0.25, "seed": 21}

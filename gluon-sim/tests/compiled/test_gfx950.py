@@ -48,6 +48,15 @@ def lanes(body: str, waves: int = 1) -> list[int]:
         ("v_add_u32_e32 v3, 7, v0\nv_readfirstlane_b32 s4, v3\nv_mov_b32_e32 v2, s4", lambda i: 7),
         ("v_readlane_b32 s4, v0, 9\nv_mov_b32_e32 v2, s4", lambda i: 9),
         (
+            "v_mov_b32_e32 v2, 3\ns_movk_i32 s4, 0x28\nv_writelane_b32 v2, s4, 5",
+            lambda i: 40 if i == 5 else 3,
+        ),
+        (
+            "s_movk_i32 s4, 0x28\nv_writelane_b32 v3, s4, 5\nv_readlane_b32 s5, v3, 5\n"
+            "v_mov_b32_e32 v2, s5",
+            lambda i: 40,
+        ),
+        (
             "v_add_u32_dpp v2, v0, v0 row_shr:4 row_mask:0xf bank_mask:0xf bound_ctrl:1",
             lambda i: i + (i - 4 if i % 16 >= 4 else 0),
         ),
@@ -96,6 +105,8 @@ def lanes(body: str, waves: int = 1) -> list[int]:
             "s_mov_b64 exec, s[4:5]",
             lambda i: 4 if i < 5 else 3,
         ),
+        ("v_med3_i32 v2, v0, 7, 40", lambda i: min(max(i, 7), 40)),
+        ("v_mov_b32_e32 v3, -3\nv_med3_i32 v2, v3, v0, 5", lambda i: min(i, 5)),
     ],
 )
 def test_integers(body, expected):
@@ -222,3 +233,12 @@ def test_fp8_saturates_only_when_asked():
     saturating = "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 23, 1), 1\n"
     assert lanes(body.format(saturating)) == [0x7E7E] * 64
     assert lanes(body.format("")) == [0x7F7F] * 64
+
+
+def test_a_store_of_the_upper_half_of_a_register():
+    """Halves go to memory in the other order than they have in v2."""
+    body = """v_lshlrev_b32_e32 v1, 2, v0\nv_mov_b32_e32 v3, 7\nv_lshl_or_b32 v2, v0, 16, v3
+    global_store_short_d16_hi v1, v2, s[2:3]\nglobal_store_short v1, v2, s[2:3] offset:2"""
+    out = torch.zeros(64, dtype=torch.int32)
+    run_gfx950(gfx950(body), out).raise_if_bad()
+    assert out.tolist() == [lane + (7 << 16) for lane in range(64)]

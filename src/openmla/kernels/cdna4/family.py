@@ -13,7 +13,6 @@ from openmla.modular.cdna4.config import MlaConfigV2
 from openmla.modular.cdna4.layout.dma import WAVE
 from openmla.modular.cdna4.prefill import LDS_BYTES
 from openmla.planning.family import Block, Family, Kernel, Pipeline
-from openmla.planning.latent_split import why_slower_unsplit
 from openmla.planning.memory import Wanted, lay_out
 from openmla.planning.serves import (
     ALIGNED,
@@ -219,6 +218,12 @@ def _dense(
     )
 
 
+def _rows_lines(config: MlaSparse16, problem: Problem) -> list[str]:
+    if problem.form != "latent":
+        return config.explain()
+    return [*config.explain(), config.split.explain_mean(problem)]
+
+
 def _rows(name: str, served: dict[Any, Any]) -> Kernel:
     return Kernel(
         name=name,
@@ -228,7 +233,8 @@ def _rows(name: str, served: dict[Any, Any]) -> Kernel:
         launcher="openmla.kernels.cdna4.sparse.launch",
         block=_sparse_block,
         first_triton=FIRST_TRITON,
-        slower=why_slower_unsplit,
+        variant=MlaSparse16.variant,
+        explain=_rows_lines,
     )
 
 

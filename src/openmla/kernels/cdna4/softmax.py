@@ -112,3 +112,19 @@ def finish(
     if lse.ptr is not None:
         row = gl.arange(0, BM, shift.type.layout)
         gl.store(lse.ptr + row_place(row, places, lse), row_lse, mask=row < rows)
+
+
+@gluon.jit
+def write_sums(O, shift, row_sum, parts, first, rows, MMA: gl.constexpr):
+    """Store rows of a range of keys that exist to `Parts`, as they are; `first`: that of the tile's
+    first row."""
+    OL: gl.constexpr = MMA.output
+    row = gl.arange(0, O.shape[0], gl.SliceLayout(1, OL))
+    column = gl.arange(0, O.shape[1], gl.SliceLayout(0, OL))
+    # The workspace has fewer than 2^31 elements.
+    here = parts.sums + ((row + first) * O.shape[1])[:, None] + column[None, :]
+    gl.store(here, O, mask=(row < rows)[:, None])
+    row = gl.arange(0, O.shape[0], shift.type.layout)
+    state = parts.state + (row + first) * 2
+    gl.store(state, shift, mask=row < rows)
+    gl.store(state + 1, row_sum, mask=row < rows)

@@ -140,7 +140,7 @@ DEFECTS = [
         "the merge begins while ranges are written",
         Kind.RACE,
         MERGE,
-        "    wait_for_kernel_before()\n",
+        "    if AFTER:\n        wait_for_kernel_before()\n",
         "",
         "split",
     ),

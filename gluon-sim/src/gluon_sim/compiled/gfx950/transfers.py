@@ -22,6 +22,8 @@ _SIZES = {
     "short": 2,
     "byte": 1,
 }
+_UPPER = "_d16_hi"
+"""Such a store takes the upper half of its register."""
 _LDS_LIMIT = 0x3FFFF
 
 Place = Callable[[Wave], tuple[Array, Array]]
@@ -30,7 +32,7 @@ Place = Callable[[Wave], tuple[Array, Array]]
 
 def build(form: Form) -> Run | None:
     """What an access to global memory does; None if the instruction is none."""
-    parts = form.op.split("_")
+    parts = form.op.removesuffix(_UPPER).split("_")
     if parts[0] == "scratch" and parts[-1] in _SIZES and parts[1] in ("load", "store"):
         return _scratch(form, _SIZES[parts[-1]])
     if parts[0] not in ("global", "buffer") or parts[1] not in ("load", "store"):
@@ -41,6 +43,8 @@ def build(form: Form) -> Run | None:
     size = _SIZES[parts[-1]]
     if parts[1] == "store":
         return _store(form, size)
+    if form.op.endswith(_UPPER):
+        raise form.unknown()
     return _copy(form, size) if into_lds else _load(form, size)
 
 
@@ -136,14 +140,15 @@ def _store(form: Form, size: int) -> Run:
     """The wave's own order keeps stores; nobody else reads them during the launch."""
     count = max(1, size // 4)
     data = 0 if form.op.startswith("buffer") else 1
-    source = form.vector(data, count)
+    source, first = form.vector(data, count), 2 * form.op.endswith(_UPPER)
     place = _place(form, size, 1) if data == 0 else _store_place(form, size)
 
     def run(w: Wave) -> None:
         addresses, inside = place(w)
         lanes = w.mask & inside
         if lanes.any():
-            raw = np.ascontiguousarray(w.v[source : source + count].T).view(np.uint8)[:, :size]
+            raw = np.ascontiguousarray(w.v[source : source + count].T).view(np.uint8)
+            raw = raw[:, first : first + size]
             _check_alignment(addresses[lanes], size)
             if w.group.memory.store(addresses[lanes], raw[lanes]):
                 w.group.log.note("global bytes were written twice")

@@ -91,6 +91,11 @@ def _signed_high(a: Array, b: Array) -> Array:
     return _bits(result)
 
 
+def _median(a: Array, b: Array, c: Array) -> Array:
+    x, y, z = ints(a), ints(b), ints(c)
+    return _bits(np.maximum(np.minimum(x, y), np.minimum(np.maximum(x, y), z)))
+
+
 WORDS: dict[str, Function] = {
     "v_mov_b32": lambda a: a,
     "v_accvgpr_read_b32": lambda a: a,
@@ -121,6 +126,7 @@ WORDS: dict[str, Function] = {
     "v_and_or_b32": lambda a, b, c: (a & b) | c,
     "v_or3_b32": lambda a, b, c: a | b | c,
     "v_lshl_or_b32": lambda a, b, c: (a << _by(b)) | c,
+    "v_med3_i32": _median,
     "v_lshl_add_u32": lambda a, b, c: (a << _by(b)) + c,
     "v_add_lshl_u32": lambda a, b, c: (a + b) << _by(c),
     "v_add3_u32": lambda a, b, c: a + b + c,
@@ -170,6 +176,7 @@ def build(form: Form) -> Run | None:
         "v_pk_mov_b32": _halves,
         "v_readfirstlane_b32": _first_lane,
         "v_readlane_b32": _one_lane,
+        "v_writelane_b32": _into_lane,
         "v_permlane32_swap_b32": _swap,
         "v_permlane16_swap_b32": _swap,
     }
@@ -346,8 +353,30 @@ def _first_lane(form: Form) -> Run:
 
 
 def _one_lane(form: Form) -> Run:
-    into, source, lane = form.named(0, False, 1), form.vector(1), form.s32(2)
-    return lambda w: w.set32(into, int(w.v[source][lane(w) % 64]))
+    """v_readlane_b32: nothing but this lane of the register need be written, and EXEC does not
+    matter."""
+    into, source, lane = form.named(0, False, 1), form.named(1, True, 1), form.s32(2)
+
+    def run(w: Wave) -> None:
+        number = lane(w) % 64
+        if not w.written[source][number]:
+            w.report(Kind.UNINITIALIZED, f"lane {number} of v{source} is unwritten or in flight")
+        w.set32(into, int(w.v[source][number]))
+
+    return run
+
+
+def _into_lane(form: Form) -> Run:
+    """v_writelane_b32, which keeps scalar registers in lanes of a vector register; EXEC does not
+    matter."""
+    into, value, lane = form.named(0, True, 1), form.s32(1), form.s32(2)
+
+    def run(w: Wave) -> None:
+        number = lane(w) % 64
+        w.v[into][number] = value(w)
+        w.mark(into, LANES == number, True)
+
+    return run
 
 
 def _comparison(form: Form) -> Run:

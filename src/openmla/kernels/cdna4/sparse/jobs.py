@@ -5,8 +5,10 @@ from dataclasses import replace
 from openmla.formats import V32
 from openmla.kernels.call import Call
 from openmla.kernels.cdna4.dense.jobs import predicted
+from openmla.kernels.gluon.ranges.launch import MERGED_TOGETHER
 from openmla.kernels.jobs import Jobs, Predicted, typed
 from openmla.planning import Plan
+from openmla.planning.latent_split import SHORT
 from openmla.problem import Problem
 
 _V32 = Problem(
@@ -24,7 +26,13 @@ _V32 = Problem(
     page_size=64,
 )
 _ROWS = replace(_V32, page_size=0)
-_LATENT = replace(_V32, form="latent", topk=0, has_sink=False, has_topk_lengths=False, causal=True)
+_SPLIT = replace(
+    *(_V32,),
+    **{"form": "latent", "topk": 0, "has_sink": False, "has_topk_lengths": False, "causal": True},
+    **{"total_q": 32, "batch": 32, "table_keys": 32768},
+)
+_LATENT = replace(_SPLIT, total_q=4096, batch=1, table_keys=SHORT)
+FP32 = 4
 PROBLEMS = {
     "bf16 pages": _V32,
     "fp16 rows": typed(_ROWS, "fp16"),
@@ -38,12 +46,20 @@ PROBLEMS = {
     "latent bf16 without rope, lse": replace(_LATENT, d_rope=0, rope="none", wants_lse=False),
     f"latent {V32.name}": replace(_LATENT, kv_dtype=V32.name),
     "latent fp8_block64": replace(_LATENT, kv_dtype="fp8_block64", has_sink=True),
+    "latent bf16, split": _SPLIT,
+    "latent bf16, 16 heads, split": replace(_SPLIT, heads=16, has_sink=True, wants_lse=False),
+    "latent bf16 without rope, split": replace(_SPLIT, d_rope=0, rope="none"),
+    f"latent {V32.name}, split": replace(_SPLIT, kv_dtype=V32.name),
+    "latent fp8_block64, split": replace(_SPLIT, kv_dtype="fp8_block64", has_sink=True),
 }
 
 
 def _predicted(plan: Plan, call: Call) -> Predicted:
     """The prediction of the dense kernel; over FP8 pages, registers that are only needed before and
     after the loop spill."""
+    if call.kernel.__name__ == "merge_kernel":
+        many, columns = call.arguments["TOGETHER"] == MERGED_TOGETHER, call.arguments["COLUMNS"]
+        return Predicted(shared=many * MERGED_TOGETHER * columns * FP32)  # exchanged by warps
     kept = 6 * (plan.problem.form == "latent" and plan.config.dequantized)
     return replace(predicted(plan, call), spills=kept)
 

@@ -45,11 +45,19 @@ from triton.experimental.gluon.language.amd.cdna4 import async_copy
 
 from openmla.kernels.cdna4.mma_op import mma_PV, mma_QK
 from openmla.kernels.cdna4.records import Places, TokenRows
-from openmla.kernels.cdna4.softmax import finish, opaque_zero, row_place, signed_tiles, softmax
+from openmla.kernels.cdna4.softmax import (
+    finish,
+    opaque_zero,
+    row_place,
+    signed_tiles,
+    softmax,
+    write_sums,
+)
 from openmla.kernels.cdna4.sparse.records import (
     CacheParts,
     PagedRows,
     PageTables,
+    RangePrograms,
     Rings,
     RowFormat,
     RowSource,
@@ -69,6 +77,8 @@ from openmla.kernels.cdna4.sparse.rows import (
 )
 from openmla.kernels.cdna4.tiles import first_row, sequence_of, span
 from openmla.kernels.gluon.compat import reinterpret
+from openmla.kernels.gluon.ranges.records import Parts
+from openmla.kernels.gluon.ranges.rule import ranges_of
 from openmla.kernels.gluon.scores import LN_2, MINUS_INF
 
 COLUMNS = gl.constexpr(64)  # of a fragment of Q and K
@@ -90,33 +100,60 @@ def listed_work(program, lists, heads, BM: gl.constexpr):
         first=first_head,
         here=heads - first_head,
         list_ptr=list_ptr,
+        begin=0,
         keys=gl.maximum(count, 0),
         seen=None,
+        part_row=None,
     )
 
 
 @gluon.jit
 def paged_work(program, tables, heads, BM: gl.constexpr):
-    """The RowsWork of program `program` over PageTables: BM rows of a sequence. Longer causal tiles
-    run first."""
+    """The RowsWork of program `program` over PageTables: BM rows of a sequence, with a range of its
+    keys or with all of them. Longer causal tiles run first."""
+    SPLIT: gl.constexpr = tables.ranges is not None
     cu_ptr = tables.cu_ptr
     batch = tables.batch
     total_q = tables.total_q
-    tile = tables.tiles - 1 - program
-    sequence = sequence_of(tile, cu_ptr, batch, total_q, heads, BM)
+    if SPLIT:
+        has_range = program < tables.ranges.programs
+        tile = tables.tiles - 1 - (program - tables.ranges.programs)
+        sequence = tables.ranges.first_sequence + program // tables.ranges.slots
+        if not has_range:
+            sequence = sequence_of(tile, cu_ptr, batch, total_q, heads, BM)
+    else:
+        tile = tables.tiles - 1 - program
+        sequence = sequence_of(tile, cu_ptr, batch, total_q, heads, BM)
     start, tokens = span(sequence, cu_ptr, batch, total_q, total_q)
     first = first_row(tile, sequence, cu_ptr, total_q, heads, BM)
     length = tables.lengths_ptr + gl.minimum(sequence, batch - 1)
     keys = gl.load(length, mask=sequence < batch, other=0)
     keys = gl.maximum(gl.minimum(keys, tables.most_keys), 0)
     line = tables.ptr + sequence.to(gl.int64) * tables.stride
+    rows = tokens * heads
+    begin = 0
+    stop = keys
+    part_row = None
+    here = rows - first
+    if SPLIT:
+        parts, bits = ranges_of(rows, keys, None, True)
+        slot = program % tables.ranges.slots
+        part = slot % parts
+        first = gl.where(has_range, slot // parts * BM, first)
+        begin = gl.where(has_range, part << bits, 0)
+        stop = gl.where(has_range, begin + gl.minimum(keys - begin, 1 << bits), keys)
+        place = (sequence - tables.ranges.first_sequence) * tables.ranges.part_rows
+        part_row = gl.where(has_range, place + part * rows + first, -1)
+        here = gl.where(has_range == (parts > 1), rows - first, 0)
     return RowsWork(
         token=start,
         first=first,
-        here=tokens * heads - first,
+        here=here,
         list_ptr=line,
-        keys=keys,
+        begin=begin,
+        keys=stop,
         seen=keys - tokens + 1,
+        part_row=part_row,
     )
 
 
@@ -236,8 +273,10 @@ def mask_paged(
 
 
 COUNTS = ["rows", "topk", "heads", "blocks", "batch", "total_q", "factor"]
+COUNTS += ["range_programs", "slots", "first_sequence", "part_rows"]
 # Vectors of 4-byte elements, read one by one: a slice of a tensor is as good as all.
 VECTORS = ["lse_ptr", "logits_ptr", "sink_ptr", "indices_ptr", "lengths_ptr", "cu_ptr", "scale_ptr"]
+VECTORS += ["part_state_ptr"]
 
 
 @gluon.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=VECTORS)
@@ -253,6 +292,8 @@ def sparse_kernel(  # noqa: PLR0913
     lse_ptr,
     logits_ptr,
     sink_ptr,
+    part_sums_ptr,
+    part_state_ptr,
     factor,
     rows,
     topk,
@@ -260,6 +301,10 @@ def sparse_kernel(  # noqa: PLR0913
     blocks,
     batch,
     total_q,
+    range_programs,
+    slots,
+    first_sequence,
+    part_rows,
     q_stride_t,
     q_stride_h,
     latent_stride_page,
@@ -288,10 +333,11 @@ def sparse_kernel(  # noqa: PLR0913
     """One tile of rows of scores. BLOCK: RowsBlock. DTYPE: what is multiplied. WIDENED: rows pass
     through registers. PAGED: `indices` are a block table, `topk` the keys that a line of it has
     room for, `lengths` the keys of sequences, `blocks` all tiles; else `indices` are lists, `topk`
-    their length, `lengths` how much of each counts (or None), `blocks` the blocks per token. PAGE:
-    rows per page, 0 if pages lie end to end. SCALE_BLOCK: columns per scale, 0 without scales.
-    LAYOUTS: RowsLayouts. Strides of rows, q and out count pieces of 16 bytes, those of scales
-    elements."""
+    their length, `lengths` how much of each counts (or None), `blocks` the blocks per token. With a
+    workspace of partial results, the first `range_programs` have ranges of the keys of sequences,
+    `slots` of each (RangePrograms). PAGE: rows per page, 0 if pages lie end to end. SCALE_BLOCK:
+    columns per scale, 0 without scales. LAYOUTS: RowsLayouts. Strides of rows, q and out count
+    pieces of 16 bytes, those of scales elements."""
     BM: gl.constexpr = BLOCK.queries
     KV: gl.constexpr = BLOCK.keys
     SLOTS: gl.constexpr = BLOCK.slots
@@ -301,7 +347,16 @@ def sparse_kernel(  # noqa: PLR0913
     HOW: gl.constexpr = RowFormat(
         is_paged=PAGED, page_size=PAGE, rope=BLOCK.rope, scale_block=SCALE_BLOCK
     )
+    SPLIT: gl.constexpr = part_sums_ptr is not None
     if PAGED:
+        ranges = None
+        if SPLIT:
+            ranges = RangePrograms(
+                programs=range_programs,
+                slots=slots,
+                first_sequence=first_sequence,
+                part_rows=part_rows,
+            )
         tables = PageTables(
             ptr=indices_ptr,
             stride=indices_stride,
@@ -311,6 +366,7 @@ def sparse_kernel(  # noqa: PLR0913
             batch=batch,
             total_q=total_q,
             tiles=blocks,
+            ranges=ranges,
         )
         work = paged_work(gl.program_id(0), tables, heads, BM)
         if work.here <= 0:
@@ -338,13 +394,14 @@ def sparse_kernel(  # noqa: PLR0913
         scales=PagedRows(scale_ptr, scale_stride_page, scale_stride_t),
     )
     slot = slot_at(rings, 0)
-    number_ring.index(0).store(numbers_of(source, 0, KV, HOW))
-    number_ring.index(1).store(numbers_of(source, KV, KV, HOW))
+    begin = work.begin
+    number_ring.index(0).store(numbers_of(source, begin, KV, HOW))
+    number_ring.index(1).store(numbers_of(source, begin + KV, KV, HOW))
     if WIDENED:
-        fetched = fetch_block(slot, parts, number_ring.index(0), 0, source, LAYOUTS, HOW)
+        fetched = fetch_block(slot, parts, number_ring.index(0), begin, source, LAYOUTS, HOW)
         dequantize_block(slot, fetched, HOW)
     else:
-        copy_block(slot, parts, number_ring.index(0), 0, source, LAYOUTS, HOW)
+        copy_block(slot, parts, number_ring.index(0), begin, source, LAYOUTS, HOW)
     places = Places(first=work.token * heads + work.first, per_token=heads)
     q = TokenRows(q_ptr, q_stride_t, q_stride_h)
     q_frags = Q_frags(q, places, work.here, DTYPE, BM, FRAGS, MMA)
@@ -352,7 +409,8 @@ def sparse_kernel(  # noqa: PLR0913
     O = gl.zeros([BM, 512], gl.float32, MMA.output)
     shift = gl.full([BM], float("-inf"), gl.float32, gl.SliceLayout(1, MMA.scores))
     row_sum = gl.zeros([BM], gl.float32, gl.SliceLayout(1, MMA.scores))
-    for j in range(0, visits):
+    # A range begins at a multiple of 512 keys: its first block takes slot 0, as the first of all.
+    for j in range(begin // KV, visits):
         coming = numbers_of(source, (j + 2) * KV, KV, HOW)
         later = slot_at(rings, (j + 1) % SLOTS)
         numbers = number_ring.index((j + 1) % 2)
@@ -391,7 +449,14 @@ def sparse_kernel(  # noqa: PLR0913
     head = (first + row) % heads
     out = TokenRows(out_ptr, out_stride_t, out_stride_h)
     lse = TokenRows(lse_ptr, lse_stride_t, lse_stride_h)
-    finish((O,), shift, row_sum, out, lse, sink_ptr, head, work.here, places, 512, 1, MMA)
+    if SPLIT:
+        if work.part_row >= 0:
+            partial = Parts(sums=part_sums_ptr, state=part_state_ptr)
+            write_sums(O, shift, row_sum, partial, work.part_row, work.here, MMA)
+        else:
+            finish((O,), shift, row_sum, out, lse, sink_ptr, head, work.here, places, 512, 1, MMA)
+    else:
+        finish((O,), shift, row_sum, out, lse, sink_ptr, head, work.here, places, 512, 1, MMA)
     if logits_ptr is not None:
         logits = TokenRows(logits_ptr, logits_stride_t, logits_stride_h)
         at = logits.ptr + row_place(row, places, logits)

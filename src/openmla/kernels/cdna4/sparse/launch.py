@@ -12,8 +12,10 @@ from openmla.kernels.call import Call, scale_arguments, strides, vector
 from openmla.kernels.cdna4.dense.launch import COMPILER_OPTIONS, PIECE_BYTES, outputs, piece_strides
 from openmla.kernels.cdna4.layouts import latent_layouts, rope_layouts, sparse_matrix_layouts
 from openmla.kernels.cdna4.sparse.kernel import sparse_kernel
-from openmla.kernels.cdna4.sparse.plan import MlaSparse16
+from openmla.kernels.cdna4.sparse.plan import MlaSparse16, RowsVariant
 from openmla.kernels.cdna4.sparse.records import RowsBlock, RowsLayouts
+from openmla.kernels.gluon.ranges.launch import merge_call, partial_results
+from openmla.modular.cdna4.layout.dma import WAVE
 from openmla.operands import LatentOperands, Results, SparseOperands
 from openmla.planning import Plan
 
@@ -40,6 +42,7 @@ def calls(plan: Plan, op: SparseOperands | LatentOperands, results: Results) -> 
     block = plan.config
     programs = places.pop("programs")
     arguments = {
+        **NO_RANGES,
         **sparse_constexprs(block),
         **places,
         "q_ptr": op.q,
@@ -53,7 +56,46 @@ def calls(plan: Plan, op: SparseOperands | LatentOperands, results: Results) -> 
         "heads": op.q.shape[1],
         "total_q": op.q.shape[0],
     }
-    yield Call(sparse_kernel, programs, arguments)
+    if isinstance(op, LatentOperands) and plan.variant.ranges.rows:
+        yield from _with_ranges(plan.variant, op, arguments, results)
+    else:
+        yield Call(sparse_kernel, programs, arguments)
+
+
+def _with_ranges(
+    variant: RowsVariant, op: LatentOperands, arguments: dict[str, Any], results: Results
+) -> Iterator[Call]:
+    """Ranges of the keys of split sequences, group by group, each with its merge. The launch of the
+    first group has the tiles of other sequences too."""
+    space, tiles = variant.ranges, arguments["blocks"]
+    assert space is not None
+    columns, batch = results.out.shape[2], op.cu_seqlens_q.shape[0] - 1
+    parts = partial_results(space, columns, results.out.device)
+    parts.pop("range_bits")
+    for first in range(0, batch, space.group):
+        here = min(space.group, batch - first)
+        programs = here * variant.slots
+        places = {"range_programs": programs, "slots": variant.slots, "first_sequence": first}
+        attention = arguments | parts | places
+        yield Call(sparse_kernel, programs + (0 if first else tiles), attention)
+        group = {
+            "cu_ptr": arguments["cu_ptr"][first:],
+            "lengths_ptr": arguments["lengths_ptr"][first:],
+            "batch": here,
+            "rest_q": 0,  # tokens after the last sequence have no keys
+            "range_bits": None,
+        }
+        yield merge_call(columns, space, attention | group, {}, lanes=WAVE, after=False)
+
+
+NO_RANGES: dict[str, Any] = {
+    "part_sums_ptr": None,
+    "part_state_ptr": None,
+    "part_rows": 0,
+    "range_programs": 0,
+    "slots": 1,
+    "first_sequence": 0,
+}
 
 
 def _lists(op: SparseOperands, block: MlaSparse16) -> dict[str, Any]:

@@ -16,11 +16,23 @@ from functools import cached_property
 from openmla.arithmetic import Limited
 from openmla.kernels.cdna4.lds import LatentSlot
 from openmla.modular.cdna4.prefill import LDS_BYTES
+from openmla.planning.latent_split import LatentSplit, RangeSpace, range_space
+from openmla.problem import Problem
 
 ROPE_COLUMNS = 64
 #: Rows whose weights pass from the waves of the scores to those of the output at once.
 STRIP_ROWS = 32
 _DTYPES = ("bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class RowsVariant:
+    """The launches of a call over latent rows."""
+
+    ranges: RangeSpace | None
+    """How its sequences are split and grouped; None for lists, which are never split."""
+    slots: int
+    """Programs of a sequence that may be split: one for each tile of each of its ranges."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +93,19 @@ class MlaSparse16(Limited):
     def launch_smem_used(self) -> int:
         """LDS that the compiler asks for."""
         return self.smem_used + self.p_bytes
+
+    @property
+    def split(self) -> LatentSplit:
+        """When the keys of a sequence are split."""
+        return LatentSplit(self.num_heads, self.latent)
+
+    def variant(self, problem: Problem) -> RowsVariant:
+        """The launches that a problem takes."""
+        if self.gather != "pages":
+            return RowsVariant(None, 0)
+        space = range_space(self.split, problem)
+        slots = self.split.slots(problem.most_keys, self.BM) if space.rows else 0
+        return RowsVariant(space, slots)
 
     def explain(self) -> list[str]:
         """How the LDS is filled, and whether the block can run."""

@@ -117,6 +117,20 @@ class PageTables(NamedTuple):
     total_q: Any
     tiles: Any
     """Tiles of all sequences."""
+    ranges: Any
+    """`RangePrograms` where keys of sequences may be split; else None."""
+
+
+class RangePrograms(NamedTuple):
+    """The first programs of a launch: each has a range of the keys of a split sequence."""
+
+    programs: Any
+    slots: Any
+    """Programs of each sequence: enough for the tiles of all of its ranges."""
+    first_sequence: Any
+    """The sequence of the first program."""
+    part_rows: Any
+    """Rows of partial results of a sequence."""
 
 
 class RowsWork(NamedTuple):
@@ -130,7 +144,12 @@ class RowsWork(NamedTuple):
     """Rows from there on; 0 or less: there is nothing to do."""
     list_ptr: Any
     """The list or the line of the block table."""
+    begin: Any
+    """The first place that is visited."""
     keys: Any
-    """Places of the list, or keys of the sequence."""
+    """Places of the list, or keys of the sequence: those before the end of a range."""
     seen: Any
     """Keys that the sequence's first token sees, if causal; may be negative. Unused for lists."""
+    part_row: Any
+    """Where partial results of a range begin, in rows; -1: the tile has all keys of its sequence.
+    Unused for lists."""

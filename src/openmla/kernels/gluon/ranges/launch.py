@@ -58,10 +58,17 @@ def group_of(op: LatentOperands, table: Tensor, group: slice) -> dict[str, Any]:
 
 
 def merge_call(
-    d_v: int, space: RangeSpace, attention: dict[str, Any], sources: Sources | None = None
+    d_v: int,
+    space: RangeSpace,
+    attention: dict[str, Any],
+    sources: Sources | None = None,
+    *,
+    lanes: int = 32,
+    after: bool = True,
 ) -> Call:
     """Programs for as many rows as a request has on average, if it may be split. attention: the
-    arguments of the kernel that computed the ranges."""
+    arguments of the kernel that computed the ranges; lanes: threads of a warp; after: whether the
+    merge may begin before that kernel has ended, for which it then waits."""
     shared = {name: attention[name] for name in _MERGED}
     together = min(1 << (space.ranges - 1).bit_length(), MERGED_TOGETHER)
     mean = -(-attention["total_q"] * attention["heads"] // max(attention["batch"], 1))
@@ -69,15 +76,18 @@ def merge_call(
     blocks = -(-min(space.merged, mean) // rows)
     columns, tiles = MERGED_COLUMNS, attention["batch"] * blocks
     if tiles * (d_v // columns) <= FEW_MERGES:
-        columns = FEW_COLUMNS
+        columns = max(FEW_COLUMNS, lanes)
     rest = {
         "D_V": d_v,
         "TOGETHER": together,
         "COLUMNS": columns,
+        "LANES": lanes,
+        "AFTER": after,
         "blocks": blocks,
         "num_warps": MERGE_WARPS,
-        "launch_pdl": True,
     }
+    if after:
+        rest["launch_pdl"] = True
     return Call(merge_kernel, tiles * (d_v // columns), shared | rest, sources or {})
 
 

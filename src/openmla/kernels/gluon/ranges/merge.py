@@ -21,6 +21,7 @@ from triton.experimental.gluon import language as gl
 from openmla.kernels.gluon.barriers import wait_for_kernel_before
 from openmla.kernels.gluon.ranges.records import (
     MergedRows,
+    MergeTile,
     Output,
     Parts,
     Requests,
@@ -36,22 +37,23 @@ VECTOR = gl.constexpr(8)  # elements of 16 bytes: strides of out come in this un
 
 
 @gluon.constexpr_function
-def layout(slots, columns, added=False):
-    """Layout of [rows, slots, columns] as they are loaded; or `added`, with all slots of an element
-    in one thread, which adds them in order."""
-    each, warps = [MOST_SLOTS // slots, slots, columns // 32], [WARPS, 1, 1]
+def layout(tile, added=False):
+    """Layout of a MergeTile's [rows, slots, columns] as they are loaded; or `added`, with all slots
+    of an element in one thread, which adds them in order."""
+    slots, columns = tile.slots, tile.columns // tile.lanes
+    each, warps = [MOST_SLOTS // slots, slots, columns], [WARPS, 1, 1]
     if slots == MOST_SLOTS:
-        each, warps = [1, slots // WARPS, columns // 32], [1, WARPS, 1]
+        each, warps = [1, slots // WARPS, columns], [1, WARPS, 1]
         if added:
             each, warps = [1, slots, 1], [1, 1, WARPS]
-    return gl.BlockedLayout(each, [1, 1, 32], warps, [2, 1, 0])
+    return gl.BlockedLayout(each, [1, 1, tile.lanes], warps, [2, 1, 0])
 
 
 @gluon.jit
-def load_parts(first, merged, column, parts, D_V: gl.constexpr, SLOTS: gl.constexpr):
-    """`Slots` with one range each of `MergedRows`, from range number `first` on."""
-    L: gl.constexpr = layout(SLOTS, column.shape[0])
-    part = gl.arange(0, SLOTS, gl.SliceLayout(0, gl.SliceLayout(2, L))) + first
+def load_parts(first, merged, column, parts, D_V: gl.constexpr, TILE: gl.constexpr):
+    """`Slots` with one range each of `MergedRows`, from range `first` on. TILE: MergeTile."""
+    L: gl.constexpr = layout(TILE)
+    part = gl.arange(0, TILE.slots, gl.SliceLayout(0, gl.SliceLayout(2, L))) + first
     # The workspace has fewer than 2^31 elements.
     at = merged.first_row[:, None] + part[None, :] * merged.step
     ok = merged.exists[:, None] & (part < merged.ranges)[None, :]
@@ -74,14 +76,15 @@ def with_parts(slots, loaded):
 
 
 @gluon.jit
-def slots_of(merged, column, parts, D_V: gl.constexpr, SLOTS: gl.constexpr):
-    """The `Slots` of `MergedRows`, with all of their ranges."""
-    slots = load_parts(0, merged, column, parts, D_V, SLOTS)
+def slots_of(merged, column, parts, D_V: gl.constexpr, TILE: gl.constexpr):
+    """The `Slots` of `MergedRows`, with all of their ranges. TILE: MergeTile."""
+    SLOTS: gl.constexpr = TILE.slots
+    slots = load_parts(0, merged, column, parts, D_V, TILE)
     if SLOTS == MOST_SLOTS:
         for first in range(SLOTS, merged.ranges, 3 * SLOTS):
-            a = load_parts(first, merged, column, parts, D_V, SLOTS)
-            b = load_parts(first + SLOTS, merged, column, parts, D_V, SLOTS)
-            c = load_parts(first + 2 * SLOTS, merged, column, parts, D_V, SLOTS)
+            a = load_parts(first, merged, column, parts, D_V, TILE)
+            b = load_parts(first + SLOTS, merged, column, parts, D_V, TILE)
+            c = load_parts(first + 2 * SLOTS, merged, column, parts, D_V, TILE)
             slots = with_parts(with_parts(with_parts(slots, a), b), c)
     return slots
 
@@ -108,11 +111,12 @@ def write_merged(
     sink_ptr,
     heads,
     D_V: gl.constexpr,
-    SLOTS: gl.constexpr,
-    COLUMNS: gl.constexpr,
+    TILE: gl.constexpr,
 ):
-    """Merge and write rows of a `SplitRequest`. parts: the workspace; out, lse_out: `Output`s."""
-    L: gl.constexpr = layout(SLOTS, COLUMNS)
+    """Merge and write rows of a `SplitRequest`. parts: the workspace; out, lse_out: `Output`s;
+    TILE: MergeTile."""
+    COLUMNS: gl.constexpr = TILE.columns
+    L: gl.constexpr = layout(TILE)
     there = gl.convert_layout(row, gl.SliceLayout(1, gl.SliceLayout(2, L)))
     column = gl.arange(0, COLUMNS, gl.SliceLayout(0, gl.SliceLayout(1, L))) + first_column
     merged = MergedRows(
@@ -121,8 +125,8 @@ def write_merged(
         step=request.step,
         ranges=request.ranges,
     )
-    slots = slots_of(merged, column, parts, D_V, SLOTS)
-    acc, row_max, row_sum = added(slots, layout(SLOTS, COLUMNS, True))
+    slots = slots_of(merged, column, parts, D_V, TILE)
+    acc, row_max, row_sum = added(slots, layout(TILE, True))
     head = row % heads
     inverse, lse, empty = normalize(row_max, row_sum, sink_ptr, head)
     OL: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
@@ -169,10 +173,14 @@ def merge_kernel(  # noqa: PLR0913
     D_V: gl.constexpr,
     TOGETHER: gl.constexpr,
     COLUMNS: gl.constexpr,
+    LANES: gl.constexpr,
+    AFTER: gl.constexpr,
 ):
-    """Program (request x blocks + block of rows) x (D_V / COLUMNS) + columns; see the head."""
+    """Program (request x blocks + block of rows) x (D_V / COLUMNS) + columns; see the head. LANES:
+    threads of a warp. AFTER: whether the launch may begin before the one in front has ended."""
+    TILE: gl.constexpr = MergeTile(slots=TOGETHER, columns=COLUMNS, lanes=LANES)
     ROWS: gl.constexpr = WARPS * MOST_SLOTS // TOGETHER if TOGETHER < MOST_SLOTS else 1
-    RL: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, layout(TOGETHER, COLUMNS, True)))
+    RL: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, layout(TILE, True)))
     requests = Requests(
         cu_seqlens_q=cu_ptr,
         lengths=lengths_ptr,
@@ -196,13 +204,12 @@ def merge_kernel(  # noqa: PLR0913
     if range_bits is not None:
         first_row = start * heads
         step = part_rows
-    wait_for_kernel_before()
+    if AFTER:
+        wait_for_kernel_before()
     if ranges > 1:
         for block in range(first, rows, blocks * ROWS):
             row = gl.arange(0, ROWS, RL) + block
             split = SplitRequest(
                 first_row=first_row, first_token=start, rows=rows, step=step, ranges=ranges
             )
-            write_merged(
-                row, split, first_column, parts, out, lse, sink_ptr, heads, D_V, TOGETHER, COLUMNS
-            )
+            write_merged(row, split, first_column, parts, out, lse, sink_ptr, heads, D_V, TILE)

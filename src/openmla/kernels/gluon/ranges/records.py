@@ -64,6 +64,16 @@ class MergedRows(NamedTuple):
     ranges: Any
 
 
+class MergeTile(NamedTuple):
+    """What a program of the merge loads at a time (constants)."""
+
+    slots: int
+    """Of each row."""
+    columns: int
+    lanes: int
+    """Threads of a warp."""
+
+
 class Slots(NamedTuple):
     """Partial results of the ranges that the merge has put into each slot of a row."""
 

@@ -31,7 +31,8 @@ TILES = {
     64: (Tile(16, 32, 4, 1), Tile(16, 16, 4, 1)),
 }
 """By the lanes of a warp, best first by what fits and does not spill; none was chosen by its speed,
-and on an H200 no other was timed. With 32 x 32 and 8 warps an MI355X spilled 229 registers (512 + 64 columns, Triton 3.7.1)."""
+and on an H200 no other was timed. With 32 x 32 and 8 warps an MI355X spilled 229
+registers (512 + 64 columns, Triton 3.7.1)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ def plan_command(
     dtype: Annotated[str, typer.Option(help="bf16, fp16, e4m3 or a cache format")] = "bf16",
     form: Annotated[str, typer.Option(help=FORM_HELP)] = "",
     ratio: Annotated[int | None, typer.Option(help=RATIO_HELP)] = None,
+    window: Annotated[int, typer.Option(help="keys that a query sees at most; 0: all")] = 0,
     backend: Annotated[str, typer.Option(help="one kernel family, never replaced")] = "auto",
     world: Annotated[int, typer.Option(help="ranks that share the tokens")] = 1,
     layout: Annotated[str, typer.Option(help="how they do: zigzag or contiguous")] = "zigzag",
@@ -54,6 +55,7 @@ def plan_command(
     writable_file("html", html)
     try:
         problem = posed(model, tokens, context, tp, page_size, dtype, form, ratio)
+        problem = _with_window(problem, window)
         shard = split([tokens], world, 0, cast(Layout, layout), cached=[max(context - tokens, 0)])
         chosen = plan(_of_one_rank(problem, shard), target, cast(Backend, backend))
     except InvalidArgument as error:
@@ -112,6 +114,15 @@ def posed(
         form=form,
         ratio=ratio,
     )
+
+
+def _with_window(problem: AnyProblem, window: int) -> AnyProblem:
+    """The problem where a query sees so many keys; 0: all."""
+    if not window:
+        return problem
+    if not isinstance(problem, Problem):
+        raise InvalidArgument("window", "0: a step of the indexer has none", window)
+    return replace(problem, window=window)
 
 
 def _question(model: Model, target: str, problem: AnyProblem, tokens: int, keys: int) -> str:

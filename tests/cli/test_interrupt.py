@@ -17,8 +17,8 @@ import typer
 from typer.testing import CliRunner
 
 from openmla.cli import check
-from openmla.lab.testing.checker import Result
 from openmla.lab.testing.fuzz import Interrupted, run_fuzz
+from openmla.lab.testing.result import Result
 from openmla.lab.testing.simulate import fuzz as simulated
 
 SCRIPT = Path(__file__).with_name("interrupted_run.py")

@@ -156,7 +156,7 @@ def test_failures_of_the_indexer_are_in_the_report(
 def test_the_report_of_another_way_is_written_too(
     option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from openmla.lab.testing.checker import Result
+    from openmla.lab.testing.result import Result
 
     monkeypatch.setattr(
         "openmla.lab.testing.simulate.check_simulated", lambda *arguments: Result("right")

@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 
 from openmla.cli.options import GLUON_CHIPS as CHIPS
 from openmla.cli.validate import validate_command
-from openmla.lab.testing import simulate
+from openmla.lab.testing import simulate, sources
 from openmla.lab.testing.build import build
-from openmla.lab.testing.checker import Result
+from openmla.lab.testing.result import Result
 from openmla.lab.testing.simulate import new_results
-from openmla.lab.testing.validate import STEPS, validate
+from openmla.lab.testing.validate import SEVERAL_SOURCES, SOURCES, STEPS, steps_of, validate
 from openmla.planning import NEWEST_TRITON, TARGETS
 from openmla.planning.registry import families_of
 from openmla.problem import FORMS
@@ -31,13 +31,15 @@ def test_steps_run_in_the_simulator(
 ) -> None:
     path = tmp_path / "found.json"
     few = {step: STEPS[step][:2] for step in ("one tile", "FP8")}
-    for module in ("openmla.lab.testing.validate", "openmla.cli.validate"):
-        monkeypatch.setattr(import_module(module), "STEPS", few)
+    module = import_module("openmla.lab.testing.validate")
+    monkeypatch.setattr(module, "STEPS", few)
+    monkeypatch.setattr(module, "SOURCES", SOURCES[:3:2])
     done = CliRunner().invoke(app, ["--simulate", "--target", target, "--json", str(path)])
     assert done.exit_code == 0, done.output
     found = json.loads(path.read_text())
     assert found["ok"] and found["simulated"] and found["target"] == target
-    assert {outcome["step"] for outcome in found["outcomes"]} == set(few)
+    more = {SEVERAL_SOURCES} if target == "h200" else set()
+    assert {outcome["step"] for outcome in found["outcomes"]} == {*few, *more}
     assert all(outcome["status"] in ("right", "refused") for outcome in found["outcomes"])
 
 
@@ -51,9 +53,14 @@ def test_every_kernel_of_a_chip_has_a_case(target: str) -> None:
         choice = family.choose(problem, TARGETS[target], NEWEST_TRITON, named=True)
         if not choice.reason:
             reached.add(choice.kernel)
+    for call in steps_of(target).get(SEVERAL_SOURCES, ()):
+        op = sources.operands(call)
+        problem = op.problem(sources.new_results(op))
+        choice = family.choose(problem, TARGETS[target], NEWEST_TRITON, named=True)
+        assert not choice.reason
+        reached.add(choice.kernel)
     kernels = {kernel for form in FORMS for kernel in family.of_form(form) if kernel.launcher}
-    # Cases have one list or one table; tests/gpu/test_attend.py has spans and second sources.
-    assert reached == {kernel.name for kernel in kernels} - {"attend"}
+    assert reached == {kernel.name for kernel in kernels}
 
 
 def test_a_failure_is_reported_and_the_rest_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +82,22 @@ def test_a_step_without_a_right_case_is_no_success(monkeypatch: pytest.MonkeyPat
         return Result("refused" if case.heads == 128 else "right")
 
     monkeypatch.setattr(simulate, "check_simulated", check)
+    monkeypatch.setattr(simulate, "check_simulated_sources", lambda *_: Result("right"))
     assert not validate("h200", simulated=True).ok
+
+
+@pytest.mark.parametrize("status", ["right", "failed"])
+def test_several_sources_are_a_step_where_a_family_has_them(
+    status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulate, "check_simulated", lambda *_: Result("right"))
+    monkeypatch.setattr(simulate, "check_simulated_sources", lambda *_: Result(status))
+    report = validate("h200", simulated=True)
+    assert report.counts(SEVERAL_SOURCES)[status] == len(SOURCES)
+    assert report.ok == (status == "right")
+    assert json.loads(json.dumps(report.to_json()))["outcomes"][-1]["case"]["kinds"]
+    other = validate("mi355x", simulated=True)
+    assert other.ok and SEVERAL_SOURCES not in {outcome.step for outcome in other.outcomes}
 
 
 def test_cases_are_asked_on_the_device_they_are_for() -> None:
@@ -83,7 +105,8 @@ def test_cases_are_asked_on_the_device_they_are_for() -> None:
     report = validate("h200", device="cpu", jobs=2)
     assert not report.ok
     assert {outcome.result.status for outcome in report.outcomes} == {"refused"}
-    assert [o.case for o in report.outcomes] == [case for cases in STEPS.values() for case in cases]
+    every = [case for cases in steps_of("h200").values() for case in cases]
+    assert [o.case for o in report.outcomes] == every and set(SOURCES) < set(every)
 
 
 @pytest.mark.parametrize(

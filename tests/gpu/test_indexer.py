@@ -12,6 +12,7 @@ import openmla
 from gpu.on_device import on_gpu
 from indexer import cases, on_device
 from openmla.dispatch import plan_call
+from openmla.indexer.groups import expand_pools, select_blocks, select_in_blocks
 from openmla.indexer.operands import ScoresOperands
 from openmla.indexer.ops import windows_of, write
 from openmla.indexer.windows import paged_windows
@@ -36,6 +37,19 @@ def test_right(part: str, backend: str) -> None:
 
 def test_new_keys_have_the_bytes_of_the_cpu() -> None:
     assert list(on_device.append("")) == []
+
+
+def test_pools_and_blocks_are_those_of_the_cpu() -> None:
+    scores, others = (cases.scores_of(kind, 40, 700) for kind in ("random", "coarse"))
+    ends = torch.arange(661, 701, dtype=torch.int32)
+    found = []
+    for device in ("cpu", "cuda"):
+        x, y, seen = scores.to(device), others.to(device), ends.to(device)
+        blocks = select_blocks(x, 20, ends=seen)
+        pools = openmla.select_topk(x, 30, ends=seen // 4)
+        lists = blocks, select_in_blocks(y, blocks, 50, ends=seen), expand_pools(pools, seen, 4)
+        found.append([rows.cpu() for rows in lists])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 def test_fp4_keys() -> None:

@@ -22,7 +22,7 @@ from openmla.cli.options import (
 )
 from openmla.dispatch import device_target
 from openmla.lab.bench.provenance import provenance
-from openmla.lab.testing.validate import STEPS, Validation, validate
+from openmla.lab.testing.validate import Validation, steps_of, validate
 
 
 def validate_command(
@@ -74,7 +74,7 @@ def _summary(report: Validation) -> Table:
     table = Table(box=box.SIMPLE)
     for heading in ("step", "right", "refused", "failed"):
         table.add_column(heading)
-    for step in STEPS:
+    for step in steps_of(report.target):
         table.add_row(step, *map(str, report.counts(step).values()))
     return table
 

@@ -543,7 +543,8 @@ def fresh_pages(latent: Tensor, rope: Tensor, batch: Batch) -> tuple[LatentCache
     pages = [-(-n // FRESH_PAGE) for n in batch.new]
     first = [0, *accumulate(pages)][:-1]
     longest = max(pages, default=0)
-    table = torch.tensor(first, dtype=torch.int32)[:, None] + torch.arange(longest).int()
+    begin = torch.tensor(first, dtype=torch.int32, device="cpu")
+    table = begin[:, None] + torch.arange(longest, dtype=torch.int32, device="cpu")
     size = {"num_pages": max(sum(pages), 1), "page_size": FRESH_PAGE, "format": "bf16"}
     widths = {"latent": latent.shape[1], "rope": rope.shape[1]}
     cache = LatentCache.allocate(**size, **widths, device=latent.device)  # type: ignore[arg-type]

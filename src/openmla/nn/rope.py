@@ -37,7 +37,7 @@ class Yarn:
             first, last = math.floor(first), math.ceil(last)
         first, last = max(first, 0), min(last, 2 * pairs - 1)
         width = last - first or 0.001
-        slowed = ((torch.arange(pairs, dtype=torch.float32) - first) / width).clamp(0, 1)
+        slowed = ((torch.arange(pairs, dtype=torch.float32, device="cpu") - first) / width).clamp(0, 1)
         return plain / self.factor * slowed + plain * (1 - slowed)
 
 
@@ -89,7 +89,7 @@ class Rope:
 
     def cos_sin(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """[tokens, width/2] each, for int positions [tokens]; computed in float32."""
-        columns = torch.arange(0, self.width, 2, dtype=torch.float32)
+        columns = torch.arange(0, self.width, 2, dtype=torch.float32, device="cpu")
         frequencies = 1.0 / self.theta ** (columns / self.width)
         if self.yarn is not None:
             frequencies = self.yarn.frequencies(frequencies, self.theta)

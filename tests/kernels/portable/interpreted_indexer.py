@@ -112,6 +112,28 @@ FP4_DEFECTS = {
 }
 
 
+APPEND_DEFECTS = {
+    "a broken block is quantized": ("tl.where(broken[:, None], 0.0, x)", "x"),
+    "a broken block has a number": ("tl.where(broken, 255, power >> 23)", "(power >> 23)"),
+    "scales are rounded down": (
+        "power = (scale.to(tl.int32, bitcast=True) + 0x7FFFFF)",
+        "power = scale.to(tl.int32, bitcast=True)",
+    ),
+    "halves of bytes are exchanged": ("low | high << 4", "high | low << 4"),
+    "the least scale is another": ("_LEAST_AMAX_FP4)", "1e-4)"),
+    "exponents of the first row": ("place * _BLOCKS + block", "block"),
+}
+
+
+def append_defects() -> Iterator[list[str]]:
+    """Every seeded defect of writing FP4 keys changes a byte; without one, none is changed."""
+    yield from fp4_keys()
+    for name, change in APPEND_DEFECTS.items():
+        folder = Path(tempfile.mkdtemp())
+        mutant = load_mutant(package, "indexer.windows", once(*change), "indexer.windows", folder)
+        yield [] if any(fp4_keys(mutant)) else [f"{name}: not found"]
+
+
 def fp4_defects() -> Iterator[list[str]]:
     """Every seeded defect of FP4 keys is found; without one, nothing is."""
 
@@ -245,7 +267,7 @@ def paging() -> Iterator[list[str]]:
     yield from fp4_keys()
 
 
-def fp4_keys() -> Iterator[list[str]]:
+def fp4_keys(windows: ModuleType = windows) -> Iterator[list[str]]:
     """New FP4 keys have the bytes of the CPU: ties, signs of zero, blocks that are not finite."""
     for dtype in (torch.float32, torch.bfloat16):
         k = torch.randn(9, 128) * torch.logspace(-12, 12, 9)[:, None]
@@ -316,6 +338,7 @@ PARTS: dict[str, Callable[[], Iterator[list[str]]]] = {
     "scores": scores,
     "fp4_scores": fp4_scores,
     "fp4_defects": fp4_defects,
+    "append_defects": append_defects,
     "select": select,
     "defects": defects,
     "paging": paging,

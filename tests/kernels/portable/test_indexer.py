@@ -18,6 +18,7 @@ pytest.importorskip("triton")
         pytest.param("fp4_defects", 8, marks=pytest.mark.seeded),
         ("select", 55),
         pytest.param("defects", 6, marks=pytest.mark.seeded),
+        pytest.param("append_defects", 8, marks=pytest.mark.seeded),
         ("paging", 34),
         ("wild", 11),
         pytest.param("far", 2, marks=pytest.mark.long),  # a minute: rows beyond 2^31 elements

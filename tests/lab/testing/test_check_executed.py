@@ -17,9 +17,9 @@ from openmla.errors import Unsupported
 from openmla.kernels.launch import calls
 from openmla.lab.testing.build import build
 from openmla.lab.testing.case import Case
-from openmla.lab.testing.checker import Result
 from openmla.lab.testing.executed import check as executed
 from openmla.lab.testing.executed.prepare import planned
+from openmla.lab.testing.result import Result
 from openmla.lab.testing.simulate import FAMILIES, new_results, plan_on
 from openmla.lab.testing.simulate.draw import simulated_case
 from openmla.lab.testing.simulate.fuzz import MOST_REFUSED, run_simulated

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from openmla.lab.testing.cases import Case, random_case
-from openmla.lab.testing.checker import Checker, Result
+from openmla.lab.testing.checker import Checker
 from openmla.lab.testing.fuzz import Failure, FuzzReport, replay, run_fuzz, save
+from openmla.lab.testing.result import Result
 
 
 @pytest.mark.parametrize(

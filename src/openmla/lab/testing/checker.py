@@ -9,7 +9,6 @@ A case is right, refused (the call raised one of openmla's own errors before any
 failed; there is nothing else.
 """
 
-import re
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -20,34 +19,15 @@ from openmla.errors import InvalidArgument, Unsupported
 from openmla.lab.testing.build import BuiltCase, Outcome, build
 from openmla.lab.testing.case import Case
 from openmla.lab.testing.compare import judge
-from openmla.lab.testing.isolate import named
+from openmla.lab.testing.isolate import AnyCase, named
 from openmla.lab.testing.memory.guard import guard_problems
 from openmla.lab.testing.memory.margin import margin_problems
 from openmla.lab.testing.memory.poison import poison_problems
+from openmla.lab.testing.result import Result, refusal
+from openmla.lab.testing.sources import SourcesCase, checked
 
 DEEP_EVERY = 10
 """Cases whose seed is a multiple of this are deep."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """What checking one case found."""
-
-    status: str
-    """right, refused or failed."""
-    kind: str = ""
-    """What kind of failure: accuracy, error, poison, guard, crash or hang."""
-    message: str = ""
-    """What went wrong, or why the call was refused."""
-    family: str = ""
-    """Whose kernel ran."""
-    poisoned: bool = False
-    guarded: bool = False
-    bound: float = 0.0
-    lse: float = 0.0
-    """Largest share of the componentwise bound and of the lse limit."""
-    fatal: bool = False
-    """The GPU cannot be used by this process any more."""
 
 
 @dataclass(frozen=True)
@@ -112,17 +92,9 @@ class Checker:
             return False
 
 
-def check(case: Case, options: dict[str, Any]) -> dict[str, Any]:
+def check(case: AnyCase, options: dict[str, Any]) -> dict[str, Any]:
     """An answer of a child process; see openmla.lab.testing.isolate."""
-    deep = case.seed % options["deep_every"] == 0
-    return asdict(Checker(**options["checker"]).result(case, deep))
-
-
-def refusal(error: Unsupported | InvalidArgument) -> str:
-    """Why a call was refused, without its numbers: cases refused alike are counted together.
-
-    >>> refusal(Unsupported("no config holds d_nope 112 in 232448 bytes"))
-    'no config holds d_nope # in # bytes'
-    """
-    text = error.reason if isinstance(error, Unsupported) else f"InvalidArgument: {error}"
-    return re.sub(r"\d+(\.\d+)?", "#", text)
+    deep, checker = case.seed % options["deep_every"] == 0, Checker(**options["checker"])
+    if isinstance(case, SourcesCase):
+        return asdict(checked(case, checker.backend, checker.device, deep))
+    return asdict(checker.result(case, deep))

@@ -31,9 +31,10 @@ import torch
 from openmla.dispatch import triton_version
 from openmla.errors import InvalidArgument
 from openmla.lab.testing.case import Case
-from openmla.lab.testing.checker import DEEP_EVERY, Checker, Result
+from openmla.lab.testing.checker import DEEP_EVERY, Checker
 from openmla.lab.testing.draw import has_listed_widths, random_case, varied
 from openmla.lab.testing.isolate import SECONDS_PER_CASE, Child, Death, end_all, run_guarded
+from openmla.lab.testing.result import Result
 from openmla.lab.testing.shrink import shrink
 from openmla.records import parse_json, shown
 

@@ -29,9 +29,11 @@ from typing import IO, Any
 import torch
 
 from openmla.lab.testing.case import Case
+from openmla.lab.testing.sources import SourcesCase
 
 Answer = dict[str, Any]
-Check = Callable[[Case, dict[str, Any]], Answer]
+AnyCase = Case | SourcesCase
+Check = Callable[[Any, dict[str, Any]], Answer]
 PUBLIC_CALL = "openmla.lab.testing.memory.poison:run_public"
 SECONDS_PER_CASE = 60.0
 SECONDS_TO_START = 300.0
@@ -59,7 +61,7 @@ class Child:
         self, check: str, options: dict[str, Any], seconds: float = SECONDS_PER_CASE
     ) -> None:
         self.check, self.options, self.seconds = check, options, seconds
-        self.answered: deque[Case] = deque(maxlen=REMEMBERED)
+        self.answered: deque[AnyCase] = deque(maxlen=REMEMBERED)
         """The last cases that the living child answered."""
         self._process: subprocess.Popen[str] | None = None
         self._stderr: IO[str] | None = None
@@ -68,7 +70,7 @@ class Child:
         self._stopped = False
         self._starting = threading.Lock()
 
-    def ask(self, case: Case) -> Answer:
+    def ask(self, case: AnyCase) -> Answer:
         """The answer; raises Death, after which the next case gets a fresh child, or Stopped."""
         self._start()
         answer = self._exchange(case.to_json(), self.seconds)
@@ -78,7 +80,7 @@ class Child:
         self.answered.append(case)
         return answer
 
-    def ask_or_blame(self, case: Case) -> Answer:
+    def ask_or_blame(self, case: AnyCase) -> Answer:
         """The answer; a death is one too, after the case was asked again alone."""
         try:
             return self.ask(case)
@@ -207,6 +209,11 @@ def named(function: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
+def _decoded(values: dict[str, Any]) -> AnyCase:
+    """A case from its fields; one of several sources says of which kinds they are."""
+    return SourcesCase.from_json(values) if "kinds" in values else Case.from_json(values)
+
+
 def _child() -> None:
     """Answer each case with one line of JSON until there are no more."""
     # Ctrl-C reaches the whole group of processes: what it means is for the parent to say.
@@ -220,7 +227,7 @@ def _child() -> None:
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
         try:
-            answer = check(Case.from_json(json.loads(line)), request["options"])
+            answer = check(_decoded(json.loads(line)), request["options"])
         except Exception as error:
             message = f"{type(error).__name__}: {error}"
             answer = {"status": "failed", "kind": "error", "message": message}

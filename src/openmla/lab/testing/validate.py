@@ -20,10 +20,12 @@ from typing import Any
 
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.lab.testing.case import Case
-from openmla.lab.testing.checker import Checker, Result, refusal
+from openmla.lab.testing.checker import Checker
 from openmla.lab.testing.fuzz import child_for
-from openmla.lab.testing.isolate import Child, end_all
-from openmla.planning import TARGETS
+from openmla.lab.testing.isolate import AnyCase, Child, end_all
+from openmla.lab.testing.result import Result, refusal
+from openmla.lab.testing.sources import SourcesCase, new_results, operands
+from openmla.planning import NEWEST_TRITON, TARGETS
 from openmla.planning.registry import families_of
 
 SECONDS_PER_CASE = 120.0  # a first compilation is among them
@@ -94,6 +96,19 @@ STEPS: dict[str, tuple[Case, ...]] = {
         replace(_LATENT, q_lens=(1,), k_lens=(4200,), kv="fp8_656"),
     ),
 }
+SEVERAL_SOURCES = "several sources"
+_LONG = SourcesCase(first=(128,), second=(512,), heads=64)  # spread over the chip
+SOURCES = (
+    SourcesCase(first=(1,), second=(65,)),
+    SourcesCase(heads=64),
+    SourcesCase(kinds=("span", "list"), pages=(64, 2), heads=64, seed=1),
+    SourcesCase(kinds=("span", "span"), pages=(64, 2), heads=128, sink=False, seed=3),
+    SourcesCase(kinds=("span", "list"), formats=("bf16", "fp8_584"), pages=(16, 2), seed=5),
+    SourcesCase(kinds=("span",), formats=("bf16",), pages=(24,), seed=9),
+    _LONG,
+    replace(_LONG, kinds=("span", "list"), lengths=False, heads=8, seed=2),
+)
+"""A step of the families that have a kernel for it: windows, lists and spans in one softmax."""
 Tell = Callable[[str], None]
 
 
@@ -102,7 +117,7 @@ class Outcome:
     """One case of a step."""
 
     step: str
-    case: Case
+    case: AnyCase
     result: Result
     seconds: float
 
@@ -129,7 +144,8 @@ class Validation:
     def ok(self) -> bool:
         """Nothing failed, and something ran in every step."""
         ran = {o.step for o in self.outcomes if o.result.status == "right"}
-        return ran == set(STEPS) and all(o.result.status != "failed" for o in self.outcomes)
+        failed = any(o.result.status == "failed" for o in self.outcomes)
+        return not failed and ran == set(steps_of(self.target))
 
     def counts(self, step: str) -> dict[str, int]:
         """How many cases of a step are right, refused and failed."""
@@ -161,28 +177,39 @@ def validate(
     """
     family = families_of(TARGETS[target])[0].name
     report = Validation(target, family, simulated)
-    runs = _simulated(target) if simulated else _on_device(family, device, jobs)
+    runs = _simulated(target) if simulated else _on_device(target, family, device, jobs)
     for step, case, result, seconds in runs:
         report.outcomes.append(Outcome(step, case, result, seconds))
         tell(f"{step}: {case}: {result.status} {result.message}".rstrip())
-    order = {case: number for number, case in enumerate(_cases())}
+    order = {case: number for number, case in enumerate(_cases(target))}
     report.outcomes.sort(key=lambda o: order[o.step, o.case])
     return report
 
 
-Ran = tuple[str, Case, Result, float]
+Ran = tuple[str, AnyCase, Result, float]
 
 
-def _cases() -> Iterator[tuple[str, Case]]:
-    return ((step, case) for step, cases in STEPS.items() for case in cases)
+def steps_of(target: str) -> dict[str, tuple[AnyCase, ...]]:
+    """The steps of the target's own family."""
+    steps: dict[str, tuple[AnyCase, ...]] = {**STEPS}
+    op = operands(SOURCES[0])
+    family = families_of(TARGETS[target])[0]
+    problem = op.problem(new_results(op))
+    if not family.choose(problem, TARGETS[target], NEWEST_TRITON, named=True).reason:
+        steps[SEVERAL_SOURCES] = SOURCES
+    return steps
 
 
-def _on_device(family: str, device: str, jobs: int) -> Iterator[Ran]:
+def _cases(target: str) -> Iterator[tuple[str, AnyCase]]:
+    return ((step, case) for step, cases in steps_of(target).items() for case in cases)
+
+
+def _on_device(target: str, family: str, device: str, jobs: int) -> Iterator[Ran]:
     """Cases as they are done; each thread asks a child of its own."""
     own = threading.local()
     children: list[Child] = []
 
-    def run(step: str, case: Case) -> Ran:
+    def run(step: str, case: AnyCase) -> Ran:
         if not hasattr(own, "child"):
             own.child = child_for(Checker(family, device), SECONDS_PER_CASE, deep_every=1)
             children.append(own.child)
@@ -192,19 +219,22 @@ def _on_device(family: str, device: str, jobs: int) -> Iterator[Ran]:
 
     pool = ThreadPoolExecutor(jobs)
     try:
-        for done in as_completed([pool.submit(run, step, case) for step, case in _cases()]):
+        for done in as_completed([pool.submit(run, step, case) for step, case in _cases(target)]):
             yield done.result()
     finally:
         end_all(pool, children)
 
 
 def _simulated(target: str) -> Iterator[Ran]:
-    from openmla.lab.testing.simulate import check_simulated
+    from openmla.lab.testing import simulate
 
-    for step, case in _cases():
+    for step, case in _cases(target):
         started = time.monotonic()
         try:
-            result = check_simulated(case, target)
+            if isinstance(case, SourcesCase):
+                result = simulate.check_simulated_sources(case, target)
+            else:
+                result = simulate.check_simulated(case, target)
         except (InvalidArgument, Unsupported) as error:
             result = Result("refused", message=refusal(error))
         yield step, case, result, time.monotonic() - started

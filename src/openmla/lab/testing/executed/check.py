@@ -14,10 +14,10 @@ from gluon_sim.compiled import SCHEDULES, Report, Schedule
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.lab.testing.build import Outcome
 from openmla.lab.testing.case import Case
-from openmla.lab.testing.checker import Result
 from openmla.lab.testing.compare import judge
 from openmla.lab.testing.executed.prepare import PreparedCase, prepare
 from openmla.lab.testing.memory.poison import differences
+from openmla.lab.testing.result import Result
 
 
 def check_executed(

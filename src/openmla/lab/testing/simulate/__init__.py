@@ -20,10 +20,12 @@ from openmla.errors import InvalidArgument, Unsupported
 from openmla.kernels.launch import calls
 from openmla.lab.testing.build import BuiltCase, Outcome, build
 from openmla.lab.testing.case import Case
-from openmla.lab.testing.checker import Result
 from openmla.lab.testing.compare import judge
 from openmla.lab.testing.memory import Memory
 from openmla.lab.testing.memory.poison import differences, run_watched
+from openmla.lab.testing.result import Result
+from openmla.lab.testing.sources import SourcesCase, judged, operands
+from openmla.lab.testing.sources import new_results as results_of_sources
 from openmla.operands import Operands, Results
 from openmla.planning import NEWEST_TRITON, TARGETS, Plan, cached_plan, target_by_name
 from openmla.planning.registry import families_of
@@ -125,3 +127,26 @@ def check_simulated(case: Case, target: str, deep: bool = True) -> Result:
     except Exception as error:
         return Result("failed", "error", f"{type(error).__name__}: {error}")
     return Result("right", bound=verdict.bound)
+
+
+def check_simulated_sources(case: SourcesCase, target: str) -> Result:
+    """The same of a call over several sources, whose unseen rows are NaN and then zeros."""
+    schedule = SCHEDULES[case.seed % len(SCHEDULES)]
+    outcomes = []
+    try:
+        for poisoned in (True, False):
+            op = operands(case, poisoned)
+            results = results_of_sources(op)
+            plan = plan_on(target, op, results)
+            outcome, reports = simulated(plan, op, results, seed=case.seed, schedule=schedule)
+            if found := [str(report) for report in reports if not report.ok]:
+                return Result("failed", "simulator", "\n".join(found))
+            outcomes.append(outcome)
+        verdict = judged(operands(case), outcomes[0])
+        if verdict.status == "right" and (problems := differences(*outcomes)):
+            return Result("failed", "poison", "\n".join(problems))
+    except (InvalidArgument, Unsupported):
+        raise
+    except Exception as error:
+        return Result("failed", "error", f"{type(error).__name__}: {error}")
+    return verdict

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.lab.testing.case import Case
-from openmla.lab.testing.checker import Result, refusal
 from openmla.lab.testing.fuzz import (
     MAX_FAILURES,
     Failure,
@@ -26,6 +25,7 @@ from openmla.lab.testing.fuzz import (
     reported,
     saved,
 )
+from openmla.lab.testing.result import Result, refusal
 from openmla.lab.testing.shrink import shrink
 from openmla.lab.testing.simulate import FAMILIES, check_simulated
 from openmla.lab.testing.simulate.draw import simulated_case

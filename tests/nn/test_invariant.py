@@ -18,7 +18,7 @@ from openmla.lab.testing.case import Case
 from openmla.lab.testing.compare_gradients import judge_gradients
 from openmla.lab.testing.gradients import GradientCase, build_gradients
 from openmla.nn import Batch, MLAAttention, MLAConfig
-from openmla.nn.rope import Rope
+from openmla.nn.rope import Rope, Yarn
 from openmla.planning.form import LayerDims
 
 CONFIG = MLAConfig(
@@ -231,3 +231,17 @@ def test_gradients_do_not_depend_on_how_out_lies() -> None:
         scale=24**-0.5,
     )
     assert kept.is_contiguous() and torch.equal(kept, out)
+
+
+def test_torchs_default_device_changes_nothing() -> None:
+    """A model loader that makes no weights has "meta" as default device."""
+    stretched = Rope(width=8, theta=10000.0, yarn=Yarn(factor=4.0, trained=128))
+    layer = layer_of(replace(CONFIG, rope=stretched)).requires_grad_(False)
+    x, batch = torch.randn(7, CONFIG.hidden, dtype=torch.bfloat16), Batch.of([4, 3])
+    want = layer(x, batch.positions, batch=batch)
+    torch.set_default_device("meta")
+    try:
+        got = layer(x, batch.positions, batch=batch)
+    finally:
+        torch.set_default_device(None)
+    assert torch.equal(got, want)

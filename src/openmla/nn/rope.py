@@ -37,7 +37,8 @@ class Yarn:
             first, last = math.floor(first), math.ceil(last)
         first, last = max(first, 0), min(last, 2 * pairs - 1)
         width = last - first or 0.001
-        slowed = ((torch.arange(pairs, dtype=torch.float32, device="cpu") - first) / width).clamp(0, 1)
+        pair = torch.arange(pairs, dtype=torch.float32, device="cpu")
+        slowed = ((pair - first) / width).clamp(0, 1)
         return plain / self.factor * slowed + plain * (1 - slowed)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from executed.test_kernels import QUICK_TRITON
+from executed.cases import QUICK_TRITON
 from gluon_sim.compiled import SCHEDULES
 from kernels.hopper.backward import simulated as dense
 from kernels.hopper.sparse_backward import simulated as sparse

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
-from executed.cases import CASES
+from executed.cases import CASES, QUICK_TRITON
 from gluon_sim.compiled import SCHEDULES, parse
 from gluon_sim.compiled.removal import synchronizations, without
 from openmla.lab.testing.compare import judge
 from openmla.lab.testing.executed.prepare import prepare
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_make_test_executes_every_target():
+    """With its environment's Triton, or with the one that `matrix` executes with."""
+    rules = (ROOT / "Makefile").read_text()
+    own = re.search(r"^triton==(\d+)\.(\d+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    other = re.search(
+        r"PYTHONPATH=\.tritons/(\d+)\.(\d+)\S+ .*\n\t\tgluon-sim/tests tests/executed", rules
+    )
+    assert own and other
+    versions = {tuple(int(part) for part in found.groups()) for found in (own, other)}
+    assert set(QUICK_TRITON.values()) == versions
+    assert "--ignore tests/executed" not in rules
 
 
 @pytest.mark.compile

@@ -34,7 +34,7 @@ from openmla.lab.testing.memory import BACKGROUNDS, Memory
 from openmla.planning import Plan
 from openmla.planning.target import target_by_name
 
-TILES = ((16, 32), (32, 32), (16, 64), (64, 32))
+TILES = ((16, 32), (32, 32), (16, 64), (64, 32), (16, 16))
 MOST_WORK = 150_000  # multiply-adds of a forward pass
 Part = Callable[[int, int], Iterator[list[str]]]
 
@@ -167,7 +167,7 @@ def unseen(first: int, number: int) -> Iterator[list[str]]:
         case = replace(_PAIR, scale=-0.3, seed=seed, **shapes[seed % 4])
         built = build_gradients(GradientCase(case, d_lse=True))
         saved = forward(built)
-        found = run(built, saved, TILES[1])
+        found = run(built, saved, TILES[1 if seed < 4 else 4])
         problems = [p for v in judge_twice(built, found, saved) for p in v.problems]
         yield [f"seed {seed}: {p}" for p in problems]
 

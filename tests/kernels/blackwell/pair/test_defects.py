@@ -29,7 +29,7 @@ TURNS = {
     "in turn": CASES["three tokens in turn"],
     "e4m3": CASES["e4m3"],
     # Nine ranges of two tokens, nine of one.
-    "split": replace(CASES["split"], q_lens=(2, 1), k_lens=(4200, 4100)),
+    "split": replace(CASES["split"], q_lens=(2, 1), k_lens=(4200, 4100), values="normal"),
     "32 requests": CASES["split, 32 requests"],
     "one step each": replace(V32, dtype="e4m3", q_lens=(3,), topk=100),  # more slots than V fills
 }
@@ -94,8 +94,8 @@ DEFECTS = [
         "V of the step after",
         None,
         "load",
-        "first = item.first + (k - 1) * KEYS",
-        "first = item.first + k * KEYS",
+        "item, lists, pool, k - 1, part",
+        "item, lists, pool, k, part",
         "two steps",
     ),
     SparseDefect(
@@ -177,9 +177,9 @@ DEFECTS = [
         "gl.where(parts > 1, (part << bits) + part * KEYS, 0)",
     ),
     split(
-        "a range ends a step late",
+        "a range ends a step early",
         "gl.where(part + 1 < parts, (part + 1) << bits, keys)",
-        "gl.where(part + 1 < parts, ((part + 1) << bits) + KEYS, keys)",
+        "gl.where(part + 1 < parts, ((part + 1) << bits) - KEYS, keys)",
     ),
     split("ranges lie over each other", "row = part * tokens + tokens", "row = tokens"),
     split("requests lie over each other", "request * lists.ranges.part_rows + row", "row"),
@@ -202,9 +202,18 @@ DEFECTS = [
         "(first + CHUNK < lists.batch)",
         case="32 requests",
     ),
-    split("K of the first range", "item.first + k * KEYS", "k * KEYS", "load"),
-    split("V of the first range", "item.first + (k - 1) * KEYS", "(k - 1) * KEYS", "load"),
-    split("validity of the first range", "item.first + k * KEYS", "k * KEYS", "softmax"),
+    split("K of the first range", "pool, k, 0, KEYS", "pool, k, -item.first, KEYS", "load"),
+    split(
+        "V of the first range",
+        "part * GATHERED, GATHERED",
+        "part * GATHERED - item.first, GATHERED",
+        "load",
+    ),
+    split(
+        "validity of the first range",
+        "listed(keys, first + k * KEYS, KEYS, LAYOUT, INDEXING)\n        return",
+        "listed(keys, k * KEYS, KEYS, LAYOUT, INDEXING)\n        return",
+    ),
     split("the right columns of a range over the left ones", " + atom * 256\n", "\n", "softmax"),
     split(
         "the sum of weights of a range is its reference",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from openmla.kernels.blackwell.sparse.jobs import JOBS
+from openmla.kernels.blackwell.sparse.kernel import sparse_kernel
 from openmla.kernels.blackwell.sparse.plan import WORKERS
 from openmla.lab.compiling.jobs import CompileJob, compile_job
 from openmla.lab.compiling.table import jobs_of
@@ -16,4 +17,5 @@ def test_compiles_as_planned(job: CompileJob) -> None:
     report = compile_job(job)
     assert report.differences(job.predicted) == []  # shared and tensor memory, registers, spills
     assert not set(report.spilling) - {0}  # none in a partition
-    assert {worker.registers for worker in WORKERS} <= set(report.partition_registers)
+    if job.call.kernel is sparse_kernel:
+        assert {worker.registers for worker in WORKERS} <= set(report.partition_registers)

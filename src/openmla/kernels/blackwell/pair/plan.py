@@ -37,12 +37,6 @@ BITS_PER_BYTE = 8
 MOST_JOINED = 65536
 RING_BYTES = 114688  # what is left beside Q and the weights, in slots of 16 KiB
 WORKERS = (Worker("load", 4, 160), Worker("multiply", 1, 88), Worker("kv_valid_producer", 1, 88))
-# The loader of two sources has the places of both.
-WORKERS_OF_SOURCES = (
-    Worker("load", 4, 168),
-    Worker("multiply", 1, 80),
-    Worker("kv_valid_producer", 1, 80),
-)
 # (threshold, bias) of the weights: see kernels/blackwell/dense/plan.py.
 WEIGHTS, FP8_WEIGHTS = (6.0, 0.0), (2.0, 6.0)
 
@@ -177,10 +171,7 @@ class PairKernel(Partitioned):
     config: PairConfig
     problem: Problem
 
-    @property
-    def workers(self) -> tuple[Worker, ...]:
-        """The partitions besides softmax."""
-        return WORKERS_OF_SOURCES if self.problem.second else WORKERS
+    workers: ClassVar[tuple[Worker, ...]] = WORKERS
 
     @property
     def registers(self) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ from openmla.kernels.blackwell.dense.jobs import predicted_by
 from openmla.kernels.blackwell.pair.plan import FIRST_ROWS_PAIR
 from openmla.kernels.blackwell.sparse.plan import SparseKernel
 from openmla.kernels.call import Call
+from openmla.kernels.gluon.upcast.kernel import upcast_kernel
 from openmla.kernels.jobs import Jobs, Predicted, typed
 from openmla.kernels.triton_version import TRITON
 from openmla.planning import Plan
@@ -43,6 +44,9 @@ PROBLEMS = {
     "64 heads fp8_block128": _cache(64, "fp8_block128"),
     "16 heads fp8_token": _cache(16, "fp8_token"),
     "64 heads e4m3": _cache(64, "e4m3"),
+    "64 heads fp8_656, fp8 queries": replace(
+        _cache(64, "fp8_656"), q_dtype="e4m3", has_q_scale=True
+    ),
     "16 heads latent": replace(LATENT, heads=16),
     "64 heads latent fp8_block64": replace(LATENT, heads=64, kv_dtype="fp8_block64"),
     "64 heads 512+0": replace(V32, heads=64, d_rope=0),
@@ -56,6 +60,8 @@ if TRITON < FIRST_ROWS_PAIR:  # two CTAs serve 128 heads; later Tritons have pai
 
 def predicted(plan: Plan, call: Call) -> Predicted:
     """Memory and registers that the plan predicts."""
+    if call.kernel is upcast_kernel:
+        return Predicted(shared=0, tmem=0)
     return predicted_by(SparseKernel(plan.config, plan.problem), 0)
 
 

@@ -734,8 +734,8 @@ HARMLESS: tuple[Harmless, ...] = (
     Harmless(
         "kernels/cdna4/lds.py",
         "LatentSlot.passes",
-        "return self.rows // self.num_warps",
-        "return (-(-(self.rows) // (self.num_warps)))",
+        "return self.copies // self.num_warps",
+        "return (-(-(self.copies) // (self.num_warps)))",
         "The division has no remainder.",
     ),
     Harmless(

@@ -223,6 +223,12 @@ CASES: dict[str, dict[str, Case]] = {
         "latent block64, 20 heads": latent(
             "fp8_block64", heads=20, q_lens=(4, 2), k_lens=(9, 70), seed=14
         ),
+        "latent 256+64": latent(
+            "bf16", d_nope=256, d_v=256, q_lens=(2, 1), k_lens=(150, 5), seed=29
+        ),
+        "sparse 256+64 token": sparse("fp8_token", d_nope=256, d_v=256, q_lens=(1,), seed=30),
+        "latent 656, e4m3 queries": latent("fp8_656", dtype="e4m3", q_lens=(2,), seed=31),
+        "sparse token, e4m3 queries": sparse("fp8_token", dtype="e4m3", q_lens=(1,), seed=32),
         "latent split": latent("bf16", q_lens=(1, 1), k_lens=(4200, 70), sink="mixed", seed=27),
         "latent 656 split, 20 heads": latent(
             "fp8_656", heads=20, q_lens=(1,), k_lens=(4100,), page_size=16, seed=28

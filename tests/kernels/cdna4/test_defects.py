@@ -74,6 +74,8 @@ CASES = {
     "sparse pages": LATENT,
     "sparse sinks": replace(LATENT, q_lens=(5,), k_lens=(70,), sink="mixed"),
     "sparse fp8": replace(SPARSE, kv="fp8_block64", page_size=16),
+    "sparse 256": replace(SPARSE, d_nope=256, d_v=256, k_lens=(1000,), topk=70),
+    "sparse 256 fp8": replace(SPARSE, d_nope=256, d_v=256, kv="fp8_block64", page_size=16),
 }
 DEFECTS = [
     Defect(
@@ -218,8 +220,8 @@ DEFECTS = [
     Defect(
         "rows that do not count stay as copied",
         "sparse.rows",
-        "gl.where(ok[:, None], part.load(ROW_PER_WAVE), 0.0)",
-        "part.load(ROW_PER_WAVE)",
+        "gl.where(ok[:, None], part.load(ROWS), 0.0)",
+        "part.load(ROWS)",
         "sparse few of many",
     ),
     Defect(
@@ -507,6 +509,20 @@ DEFECTS = [
         "        start = cut(start, total_k)\n",
         "        start = cut(gl.load(sequences.cu_k_ptr + sequence), total_k)\n",
         "shared keys",
+    ),
+    Defect(
+        "half of the rows that do not count are cleared",
+        "sparse.rows",
+        "for i in gl.static_range(tile.shape[0] // TOGETHER):",
+        "for i in gl.static_range(tile.shape[0] // TOGETHER // 2):",
+        "sparse 256",
+    ),
+    Defect(
+        "rope has the scales of rows of 512 columns",
+        "sparse.rows",
+        "source, slot.latent.shape[1], True, HOW)",
+        "source, 512, True, HOW)",
+        "sparse 256 fp8",
     ),
     Defect(
         "one index into a block is not a block",

@@ -180,16 +180,19 @@ def test_k_reads_have_no_bank_conflicts() -> None:
         assert {use.ways for use in group_uses(lanes, 16)} == {1}
 
 
-def test_latent_rows_of_the_sparse_kernel() -> None:
-    """A wave's copy is one row; 16 rows read side by side meet in no bank."""
-    block = MlaSparse16(num_heads=64, latent=512, rope=64, dtype="bfloat16")
+@pytest.mark.parametrize("latent", [512, 256])
+def test_latent_rows_of_the_sparse_kernel(latent: int) -> None:
+    """A wave's copy is one row, or two that are 32 apart; 16 rows read side by side meet in no
+    bank."""
+    block = MlaSparse16(num_heads=64, latent=latent, rope=64, dtype="bfloat16")
     write, read, copy = sparse_constexprs(block)["LAYOUTS"].latent
     places = bytes_of(read, 2)
     slot = block.latent_slot
     assert write == read
-    assert places == {at: slot.byte(*at) for at in product(range(64), range(512))}
-    assert copy.lane_bases == [[0, 8 << n] for n in range(6)]
-    for column in range(0, 512, 8):
+    assert places == {at: slot.byte(*at) for at in product(range(64), range(latent))}
+    columns = [[0, 8 << n] for n in range(5)]
+    assert copy.lane_bases == [*columns, [0, 256] if latent == 512 else [32, 0]]
+    for column in range(0, latent, 8):
         lanes = [places[lane % 16, column ^ 8 * (lane // 16)] for lane in range(64)]
         assert {use.ways for use in group_uses(lanes, 16)} == {1}
 

@@ -133,18 +133,19 @@ _EVERY_DENSE = {
 }
 _ROWS = {
     "heads": Range(1, MAX_HEADS),
-    ("d_nope", "d_v"): OneOf((512, 512)),
+    ("d_nope", "d_v"): OneOf((256, 256), (512, 512)),
     "d_rope": OneOf(0, ROPE_COLUMNS),
     "rope": OneOf("none", "shared"),
     **either("causal", "has_sink", "wants_lse"),
     **LENGTHS,
     "aligned_16": ALIGNED,
 }
-_BF16_OVER_CACHES = tuple(("bf16", name, name, name) for name in GLUON_CACHES)
+# Queries in e4m3 are bf16 in registers, exactly.
+_OVER_CACHES = tuple((q, name, name, name) for q in ("bf16", "e4m3") for name in GLUON_CACHES)
 _SPARSE = {
     "form": OneOf("sparse"),
     **_ROWS,
-    DTYPES: OneOf(*alike("bf16", "fp16", "e4m3"), *_BF16_OVER_CACHES),
+    DTYPES: OneOf(*alike("bf16", "fp16", "e4m3"), *_OVER_CACHES),
     "page_size": Range(0, MOST_PAGE_ROWS),
     "topk": ANY,
     **either("has_topk_lengths", "wants_max_logits"),
@@ -152,7 +153,7 @@ _SPARSE = {
 _LATENT = {
     "form": OneOf("latent"),
     **_ROWS,
-    DTYPES: OneOf(*alike("bf16"), *_BF16_OVER_CACHES),
+    DTYPES: OneOf(*alike("bf16"), *_OVER_CACHES),
     "page_size": Range(1, MOST_PAGE_ROWS),
 }
 

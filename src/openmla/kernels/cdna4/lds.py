@@ -46,43 +46,61 @@ class LatentSlot:
         …
         row 16: bytes 16640 …      starts in bank 0 again
 
-    Both products read the same rows: K along the columns, V (the same values) along the keys.
+    Both products read the same rows: K along the columns, V (the same values) along the keys. Of
+    256 columns a copy takes two rows, of which one is in the lower half of the slot's rows and one
+    in the upper, so that neighboring rows still begin four banks on.
 
     >>> slot = LatentSlot()
     >>> slot.byte(2, 5), slot.slot_bytes
     (2090, 66560)
     >>> slot.write(warp=3, lane=2, step=1)          # wave 3 copies rows 3, 11, 19, …
     Dma(key=11, column=16, lds=11472)
+    >>> LatentSlot(columns=256).write(warp=3, lane=34, step=1)   # rows 11 and 43
+    Dma(key=43, column=16, lds=11984)
     """
 
     rows: int = 64
     num_warps: int = 8
+    columns: int = ROW_BYTES // 2
 
     element_bytes: ClassVar[int] = 2
-    columns: ClassVar[int] = ROW_BYTES // 2
+    widths: ClassVar[tuple[int, ...]] = (ROW_BYTES // 4, ROW_BYTES // 2)
+
+    @cached_property
+    def row_bytes(self) -> int:
+        """Of a row without padding."""
+        return self.columns * self.element_bytes
+
+    @cached_property
+    def copies(self) -> int:
+        """Copies of 1024 bytes that fill the slot."""
+        return self.rows * self.row_bytes // ROW_BYTES
 
     @cached_property
     def slot_bytes(self) -> int:
         """Padding included."""
-        return self.rows * ROW_STRIDE
+        return self.copies * ROW_STRIDE
 
     @cached_property
     def passes(self) -> int:
-        """Rows that each wave copies."""
-        return self.rows // self.num_warps
+        """Copies of each wave."""
+        return self.copies // self.num_warps
 
     def byte(self, row: int, column: int) -> int:
         """LDS byte of (row, column)."""
         check_index("row", row, self.rows)
         check_index("column", column, self.columns)
-        return row * ROW_STRIDE + column * self.element_bytes
+        beside, copy = divmod(row, self.copies)
+        return copy * ROW_STRIDE + beside * self.row_bytes + column * self.element_bytes
 
     def write(self, warp: int, lane: int, step: int) -> Dma:
         """What a lane copies: neighboring waves take neighboring rows."""
         check_index("warp", warp, self.num_warps)
         check_index("lane", lane, WAVE)
         check_index("step", step, self.passes)
-        row, column = step * self.num_warps + warp, lane * DMA_BYTES // self.element_bytes
+        beside, place = divmod(lane * DMA_BYTES, self.row_bytes)
+        row = step * self.num_warps + warp + beside * self.copies
+        column = place // self.element_bytes
         return Dma(key=row, column=column, lds=self.byte(row, column))
 
 
@@ -240,15 +258,21 @@ def k_sub_bases(slot: KSlot = DEEPSEEK_V3) -> SharedBases:
 
 
 def latent_bases(slot: LatentSlot) -> SharedBases:
-    """Latent rows of 512 16-bit columns, padded after every row.
+    """Latent rows of 16 bits, padded after every 1024 bytes.
 
     >>> bases = latent_bases(LatentSlot())
     >>> bases.interval_padding_pairs, bases.offset_bases[8:11]
     ([[512, 8]], [[0, 256], [1, 0], [2, 0]])
+    >>> latent_bases(LatentSlot(columns=256)).offset_bases[7:10]
+    [[0, 128], [32, 0], [1, 0]]
     """
-    shape = [slot.rows, slot.columns]
-    bases = bases_of(lambda row, column: row * slot.columns + column, *shape)
-    return SharedBases([[slot.columns, ROW_PAD // slot.element_bytes]], bases, shape)
+    size, shape = slot.element_bytes, [slot.rows, slot.columns]
+    padded = SharedBases([[ROW_BYTES // size, ROW_PAD // size]], [], shape)
+
+    def place(row: int, column: int) -> int:
+        return padded.unpadded(slot.byte(row, column) // size)
+
+    return replace(padded, offset_bases=bases_of(place, *shape))
 
 
 def _k_bases(slot: KSlot, first: int, columns: int) -> SharedBases:

@@ -182,7 +182,7 @@ class TestSparse:
         ("changes", "reason"),
         [
             ({"dtype": "float32"}, "dtype float32"),
-            ({"latent": 256}, "latent 256"),
+            ({"latent": 128}, "latent 128"),
             ({"rope": 32}, "rope of 32 columns"),
             ({"num_kv_stages": 3}, "LDS: 229120 > 163840"),
         ],

@@ -81,6 +81,18 @@ CASES |= {
     "latent fp8_656": replace(LATENT, kv="fp8_656"),
     "latent fp8_block32": replace(LATENT, kv="fp8_block32", page_size=48),
     "latent fp8_token": replace(LATENT, kv="fp8_token", sink="normal"),
+    "latent 656, e4m3 queries": replace(LATENT, dtype="e4m3", kv="fp8_656", causal=False),
+    "latent fp8_token, e4m3 queries": replace(LATENT, dtype="e4m3", kv="fp8_token", sink="mixed"),
+    "block64, e4m3 queries": replace(PAGES, dtype="e4m3", kv="fp8_block64", topk=70),
+    "latent 256+64": replace(LATENT, d_nope=256, d_v=256),
+    "latent 256+64, fp8_block32": replace(
+        LATENT, d_nope=256, d_v=256, kv="fp8_block32", page_size=48, causal=False
+    ),
+    "256+64": replace(ROWS, d_nope=256, d_v=256),
+    "256+64, few of many": replace(ROWS, d_nope=256, d_v=256, k_lens=(1000,), topk=70),
+    "256+0, fp8_token": replace(
+        PAGES, d_nope=256, d_v=256, kv="fp8_token", topk=70, d_rope=0, rope="none"
+    ),
 }
 # CI looks at the latest schedule; a changed kernel needs OPENMLA_SIM_SEEDS=20.
 SEEDS = int(os.environ.get("OPENMLA_SIM_SEEDS", "1"))

@@ -63,6 +63,10 @@ CASES = {
     "656": replace(SPLIT, kv="fp8_656", q_lens=(1, 1), k_lens=(4200, 30), page_size=16),
     "block32": replace(SPLIT, kv="fp8_block32", q_lens=(2,), k_lens=(4200,), page_size=7),
     "token": replace(SPLIT, kv="fp8_token", q_lens=(1,), k_lens=(4200,), scale=-0.05),
+    "256+64": replace(SPLIT, d_nope=256, d_v=256, q_lens=(1,), k_lens=(4200,)),
+    "token, e4m3 queries": replace(
+        SPLIT, dtype="e4m3", kv="fp8_token", q_lens=(1,), k_lens=(4200,), page_size=16
+    ),
     "groups": replace(SPLIT, q_lens=(1, 1, 1), k_lens=(4100, 9, 4300), spare=5),
 }
 ONE_AT_A_TIME = 4 * (512 + latent_split.STATE) * 300

@@ -4,7 +4,7 @@
 A block works on BM rows of scores, each one head of one token, and walks the rows of K that they
 see, KV at a time: those that the token's list names (BM heads of one token), or those of the
 sequence's pages (heads fastest, so that 20 or 96 heads leave no row idle). K is the whole row, V
-its first 512 columns, from the same LDS.
+its columns without rope, from the same LDS.
 
 | waves | does |
 |---|---|
@@ -28,7 +28,7 @@ numbers come before them, two blocks ahead, and nothing between is masked by a b
 compiler could not count across. The compiler puts workgroup barriers between stores and loads of a
 slot.
 
-| LDS | bytes |
+| LDS, of rows of 512 columns | bytes |
 |---|---|
 | latent ring, 2 slots, rows 1040 B apart | 2 x 64 x 1040 = 133120 |
 | rope ring, 2 slots | 2 x 64 x 128 = 16384 |
@@ -342,7 +342,8 @@ def sparse_kernel(  # noqa: PLR0913
     KV: gl.constexpr = BLOCK.keys
     SLOTS: gl.constexpr = BLOCK.slots
     TILES: gl.constexpr = KV // STRIP
-    FRAGS: gl.constexpr = (512 + BLOCK.rope) // COLUMNS
+    D_V: gl.constexpr = BLOCK.latent
+    FRAGS: gl.constexpr = (D_V + BLOCK.rope) // COLUMNS
     MMA: gl.constexpr = LAYOUTS.matrices
     HOW: gl.constexpr = RowFormat(
         is_paged=PAGED, page_size=PAGE, rope=BLOCK.rope, scale_block=SCALE_BLOCK
@@ -382,7 +383,7 @@ def sparse_kernel(  # noqa: PLR0913
         work = listed_work(gl.program_id(0), lists, heads, BM)
     visits, whole = blocks_seen(work, heads, BM, KV, CAUSAL)
     source = RowSource(ptr=work.list_ptr, places=gl.minimum(work.keys, visits * KV), rows=rows)
-    latent_ring = gl.allocate_shared_memory(DTYPE, [SLOTS, KV, 512], LAYOUTS.latent.write)
+    latent_ring = gl.allocate_shared_memory(DTYPE, [SLOTS, KV, D_V], LAYOUTS.latent.write)
     rope_ring = None
     if BLOCK.rope > 0:
         rope_ring = gl.allocate_shared_memory(DTYPE, [SLOTS, KV, ROPE_WIDTH], LAYOUTS.rope.write)
@@ -406,7 +407,7 @@ def sparse_kernel(  # noqa: PLR0913
     q = TokenRows(q_ptr, q_stride_t, q_stride_h)
     q_frags = Q_frags(q, places, work.here, DTYPE, BM, FRAGS, MMA)
 
-    O = gl.zeros([BM, 512], gl.float32, MMA.output)
+    O = gl.zeros([BM, D_V], gl.float32, MMA.output)
     shift = gl.full([BM], float("-inf"), gl.float32, gl.SliceLayout(1, MMA.scores))
     row_sum = gl.zeros([BM], gl.float32, gl.SliceLayout(1, MMA.scores))
     # A range begins at a multiple of 512 keys: its first block takes slot 0, as the first of all.
@@ -454,9 +455,9 @@ def sparse_kernel(  # noqa: PLR0913
             partial = Parts(sums=part_sums_ptr, state=part_state_ptr)
             write_sums(O, shift, row_sum, partial, work.part_row, work.here, MMA)
         else:
-            finish((O,), shift, row_sum, out, lse, sink_ptr, head, work.here, places, 512, 1, MMA)
+            finish((O,), shift, row_sum, out, lse, sink_ptr, head, work.here, places, D_V, 1, MMA)
     else:
-        finish((O,), shift, row_sum, out, lse, sink_ptr, head, work.here, places, 512, 1, MMA)
+        finish((O,), shift, row_sum, out, lse, sink_ptr, head, work.here, places, D_V, 1, MMA)
     if logits_ptr is not None:
         logits = TokenRows(logits_ptr, logits_stride_t, logits_stride_h)
         at = logits.ptr + row_place(row, places, logits)

@@ -158,7 +158,11 @@ def sparse_constexprs(block: MlaSparse16) -> dict[str, Any]:
     rope = rope_layouts(block.B_TOPK, block.num_warps)
     return {
         "BLOCK": RowsBlock(
-            queries=block.BM, keys=block.B_TOPK, slots=block.num_kv_stages, rope=block.rope
+            queries=block.BM,
+            keys=block.B_TOPK,
+            slots=block.num_kv_stages,
+            latent=block.latent,
+            rope=block.rope,
         ),
         "DTYPE": _TYPES[block.dtype],
         "WIDENED": block.dequantized,

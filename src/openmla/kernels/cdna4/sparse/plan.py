@@ -7,6 +7,9 @@ queries stay in registers (72 of a lane's 256), the rows in LDS serve both produ
     rope ring     2 ×  8192   =  16384     64 rows × 64 columns × 2 B
     index ring    2 ×   256   =    512     64 indices × 4 B
                                 150016     of 163840; the rest is the compiler's for exchanging P
+
+Rows of 256 columns take half of the latent ring; P and registers leave room for one block all the
+same.
 """
 
 from collections.abc import Iterator
@@ -68,7 +71,7 @@ class MlaSparse16(Limited):
     @cached_property
     def latent_slot(self) -> LatentSlot:
         """Where the bytes of a slot of latent rows lie."""
-        return LatentSlot(self.B_TOPK, self.num_warps)
+        return LatentSlot(self.B_TOPK, self.num_warps, self.latent)
 
     @cached_property
     def rope_bytes(self) -> int:
@@ -130,8 +133,9 @@ class MlaSparse16(Limited):
     def _broken_limits(self) -> Iterator[str]:
         if self.dtype not in _DTYPES:
             yield f"dtype {self.dtype}: this block multiplies {' and '.join(_DTYPES)}"
-        if self.latent != LatentSlot.columns:
-            yield f"latent {self.latent}: a wave copies rows of {LatentSlot.columns} columns"
+        if self.latent not in LatentSlot.widths:
+            widths = " or ".join(map(str, LatentSlot.widths))
+            yield f"latent {self.latent}: a wave copies rows of {widths} columns"
         if self.rope not in (0, ROPE_COLUMNS):
             yield f"rope of {self.rope} columns: the block multiplies 0 or {ROPE_COLUMNS}"
         if self.launch_smem_used > LDS_BYTES:

@@ -12,6 +12,8 @@ class RowsBlock(NamedTuple):
     """Cache rows that are visited at a time."""
     slots: int
     """Slots of the rings of cache rows."""
+    latent: int
+    """Columns of a row without rope, which are V too."""
     rope: int
     """Rope columns."""
 

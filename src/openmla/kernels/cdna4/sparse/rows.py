@@ -26,8 +26,14 @@ GROUP = gl.constexpr(8)  # columns that one lane copies: 16 bytes of LDS
 # another.
 LANES = gl.constexpr(gl.BlockedLayout([1], [64], [8], [0]))
 NUMBERS = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
-# Eight latent rows: a wave has one.
-ROW_PER_WAVE = gl.constexpr(gl.BlockedLayout([1, 8], [1, 64], [8, 1], [1, 0]))
+WAVES = gl.constexpr(8)
+
+
+@gluon.constexpr_function
+def whole_rows(columns):
+    """Latent rows that a wave has whole: one of 512 columns, two of 256."""
+    lanes = columns // GROUP
+    return gl.BlockedLayout([1, GROUP], [64 // lanes, lanes], [WAVES, 1], [1, 0])
 
 
 @gluon.jit
@@ -174,7 +180,9 @@ def fetch_block(slot, parts, numbers, first, source, LAYOUTS: gl.constexpr, HOW:
     if HOW.scale_block > 0:
         latent_scales = fetch_scales(latent, parts.scales, numbers, first, source, 0, False, HOW)
         if HOW.rope > 0 and parts.rope.ptr.dtype.element_ty.primitive_bitwidth == 8:
-            rope_scales = fetch_scales(rope, parts.scales, numbers, first, source, 512, True, HOW)
+            rope_scales = fetch_scales(
+                rope, parts.scales, numbers, first, source, slot.latent.shape[1], True, HOW
+            )
     return FetchedRows(latent, rope, latent_scales, rope_scales)
 
 
@@ -202,10 +210,12 @@ def dequantize_block(slot, fetched, HOW: gl.constexpr):
 def clear_rows(tile, numbers, first, source, HOW: gl.constexpr):
     """Store zeros instead of rows that do not count: their weights are 0, but 0 times NaN is not
     0."""
-    at = gl.arange(0, 8, gl.SliceLayout(1, ROW_PER_WAVE)) + first
-    for i in gl.static_range(tile.shape[0] // 8):
-        part = tile.slice(8 * i, 8, 0)
-        number = numbers.slice(8 * i, 8, 0).load(at.type.layout)
-        ok = counting(number, at + 8 * i, source, HOW)
-        part.store(gl.where(ok[:, None], part.load(ROW_PER_WAVE), 0.0))
+    ROWS: gl.constexpr = whole_rows(tile.shape[1])
+    TOGETHER: gl.constexpr = WAVES * ROWS.threads_per_warp[0]
+    at = gl.arange(0, TOGETHER, gl.SliceLayout(1, ROWS)) + first
+    for i in gl.static_range(tile.shape[0] // TOGETHER):
+        part = tile.slice(TOGETHER * i, TOGETHER, 0)
+        number = numbers.slice(TOGETHER * i, TOGETHER, 0).load(at.type.layout)
+        ok = counting(number, at + TOGETHER * i, source, HOW)
+        part.store(gl.where(ok[:, None], part.load(ROWS), 0.0))
     thread_barrier()

@@ -41,8 +41,10 @@ $(VENV)/.installed: pyproject.toml gluon-sim/pyproject.toml constraints.txt
 	$(VENV)/$(PIP_INSTALL) --no-deps --upgrade --target .tritons/$* triton==$*
 	@touch $@
 
+# With its requirements: an older version of huggingface-hub, and psutil, without which its engine sees
+# no memory on a CPU.
 .transformers/%/.installed: $(VENV)/.installed
-	$(VENV)/$(PIP_INSTALL) --no-deps --upgrade --target .transformers/$* transformers==$*
+	$(VENV)/$(PIP_INSTALL) --upgrade --target .transformers/$* transformers==$* psutil
 	@touch $@
 
 demo: $(VENV)/.installed

@@ -40,6 +40,7 @@ GRID = [
         replace(problem, heads=heads, total_q=queries)
         for problem in FEATURES.values()
         for heads in (1, 16, 128)
+        if heads % getattr(problem, "group", 1) == 0
         for queries in (1, 64, 8192)
     ),
     *(random_problem(random.Random(seed)) for seed in range(300)),

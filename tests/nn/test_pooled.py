@@ -13,6 +13,7 @@ from torch import Tensor
 import openmla
 from integrations.transformers.tiny import COMMON, EXTRA, EYES, _named
 from nn import exact
+from openmla.distributed import split
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.indexer.cache import quantize
 from openmla.indexer.groups_reference import tokens_of_pools
@@ -290,6 +291,8 @@ def test_wrong_caches() -> None:
             "rope_parameters": {"rope_theta": 1e4},
         }
         MLAAttention.from_config(SimpleNamespace(**dsa))(*given, cache, batch, index_cache=pools)
+    with pytest.raises(Unsupported, match="an indexer of pools, with a sequence over several"):
+        layer(*given, shard=split([20], 1, 0))
     with pytest.raises(Unsupported, match="scores pools of tokens"):
         layer.forward_and_loss(*given)
 

@@ -13,12 +13,14 @@ from torch import Tensor
 import openmla
 from integrations.transformers.tiny import COMMON, EXTRA, EYES, _named
 from nn import exact
+from openmla.distributed import split
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.indexer.cache import quantize
 from openmla.indexer.groups_reference import tokens_of_pools
 from openmla.lab.testing.indexer import BOUND, selection_fits
-from openmla.nn import Batch, MLAAttention, PoolCache, PoolIndexerConfig
+from openmla.nn import Batch, MLAAttention, PoolCache, PoolIndexer, PoolIndexerConfig
 from openmla.nn.indexer import fold, hadamard
+from openmla.planning.form import FormChoice
 
 CLOSE = 2e-6
 LENGTHS, POOL, TOPK = (61, 23), 4, 12
@@ -83,7 +85,7 @@ class Ours:
         layer.indexer.register_forward_hook(self._note)
 
     def _note(self, module: Any, given: Any, found: Any) -> None:
-        rows = iter(found[0].tolist())
+        rows = iter((found[0] if isinstance(found, tuple) else found).tolist())
         for line, new in enumerate(given[3].new):
             self.lists[line] += [[p for p in next(rows) if p >= 0] for _ in range(new)]
 
@@ -289,5 +291,26 @@ def test_wrong_caches() -> None:
             "rope_parameters": {"rope_theta": 1e4},
         }
         MLAAttention.from_config(SimpleNamespace(**dsa))(*given, cache, batch, index_cache=pools)
+    with pytest.raises(Unsupported, match="an indexer of pools, with a sequence over several"):
+        layer(*given, shard=split([20], 1, 0))
     with pytest.raises(Unsupported, match="scores pools of tokens"):
         layer.forward_and_loss(*given)
+
+
+def test_bits_are_made_for_the_masked_form_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are as wide as a sequence: over a long one, lists alone."""
+    forms: list[tuple[str, bool]] = []
+    select, xs = PoolIndexer.forward, hidden()
+
+    def noted(self: PoolIndexer, *given: Any, return_mask: bool = False) -> Any:
+        forms.append((form, return_mask))
+        return select(self, *given, return_mask=return_mask)
+
+    monkeypatch.setattr(PoolIndexer, "forward", noted)
+    found = []
+    for form in ("sparse", "masked"):
+        ours, choice = Ours(untrained()), FormChoice(form, "")
+        monkeypatch.setattr(ours.layer, "choose", lambda *_, choice=choice: choice)
+        found.append(in_parts(ours, xs, CUTS["chunks"][:1])[0])
+    assert forms == [("sparse", False), ("masked", True)]
+    assert (found[0] - found[1]).abs().max() <= CLOSE

@@ -13,6 +13,7 @@ from distributed.ranks import Ranks
 from integrations.transformers.tiny import tiny
 from nn import on_ranks
 from nn.on_ranks import Setting
+from nn.test_gate import gated
 from nn.test_indexer import model_of
 from openmla.errors import InvalidArgument
 from openmla.nn import MLAAttention, split_heads
@@ -49,6 +50,12 @@ CASES = {
     "indexer": setting("deepseek_v32"),
     "indexer, pages": setting("deepseek_v32", **BF16, cached=CACHED),
     "indexer, few keys": setting("deepseek_v32", **BF16, new=(5, 1, 6)),
+    "gate": Setting(
+        gated(),
+        torch.randn(sum(NEW), 64, generator=torch.Generator().manual_seed(4)),
+        NEW,
+        (0, 0, 0),
+    ),
 }
 
 
@@ -68,7 +75,7 @@ def test_the_output_is_that_of_one_process(ranks: Ranks, name: str) -> None:
 
 
 @pytest.mark.parametrize("ranks", [4], indirect=True)
-@pytest.mark.parametrize("name", ["expanded", "latent", "indexer"])
+@pytest.mark.parametrize("name", ["expanded", "latent", "indexer", "gate"])
 def test_heads_over_another_dimension_of_a_mesh(ranks: Ranks, name: str) -> None:
     given = CASES[name]
     _, want = given.run(given.layer, 0, 0, None)

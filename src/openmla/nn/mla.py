@@ -182,7 +182,9 @@ class MLAAttention(nn.Module):
             cache.append(latent, rope, batch.slots(cache.page_size))
         mask = None
         if indexer is not None and compressed is not None and form in ("sparse", "masked"):
-            indices, mask = indexer(x, compressed, positions, batch, keys, return_mask=True)
+            masks = form == "masked"
+            found = indexer(x, compressed, positions, batch, keys, return_mask=masks)
+            indices, mask = found if masks else (found, None)
         elif indexer is not None and keys is not None:
             indexer.append(x, positions, batch, keys)
         if form == "masked" and indices is not None:

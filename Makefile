@@ -66,7 +66,8 @@ matrix: $(FOLDERS:%=%/.installed)
 	done
 	PYTHONPATH=.tritons/3.9.0 $(VENV)/bin/pytest -n 2 --dist worksteal -m "compile and not tritons and not seeded" \
 		gluon-sim/tests tests/executed tests/kernels/blackwell/dense/test_pair.py \
-		tests/kernels/blackwell/pair/test_kernel.py tests/kernels/blackwell/pair/test_defects.py
+		tests/kernels/blackwell/pair/test_kernel.py tests/kernels/blackwell/pair/test_defects.py \
+		tests/kernels/cdna4/test_layouts.py
 
 # Every job of every target with every Triton, nothing from the cache: an hour on two cores. What the
 # compilers say goes to tests/compiled, to be read and committed.

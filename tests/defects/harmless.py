@@ -45,6 +45,20 @@ class Harmless:
 
 HARMLESS: tuple[Harmless, ...] = (
     Harmless(
+        "kernels/cdna4/indexer/scores.py",
+        "scores_kernel",
+        "end = gl.minimum(gl.load(ends_ptr + query + lane, mask=live, other=0), columns)",
+        "end = gl.minimum(gl.load(ends_ptr + query + lane, mask=live, other=(0) + 1), columns)",
+        "Where a window ends counts in lanes that have a query alone.",
+    ),
+    Harmless(
+        "kernels/cdna4/dense/kernel.py",
+        "dma_K",
+        "128 // k.ptr.dtype.element_ty.primitive_bitwidth",
+        "(((128) + (k.ptr.dtype.element_ty.primitive_bitwidth) - 1) // (k.ptr.dtype.element_ty.primitive_bitwidth))",
+        "128 bits are a whole number of elements.",
+    ),
+    Harmless(
         "kernels/blackwell/dense/multiply.py",
         "score",
         "mbarrier.wait(bars.q_wide.index(half), 0, pred=j == first)",

@@ -216,14 +216,17 @@ def assembly(name: str) -> str:
 @pytest.mark.compile
 @pytest.mark.skipif(not COMPILER_OPTIONS, reason="gfx950 is built with Triton 3.9")
 class TestCompiled:
-    FP8_P = "cdna4 dense fp8 128+64→128"
+    DENSE_FP8 = "cdna4 dense fp8 128+64→128"
 
     @pytest.mark.parametrize(
         ("name", "found"),
         [
-            (FP8_P, {r"v_mfma_(?:scale_)?f32_32x32x64_f8f6f4": 20, "ds_read_b64_tr_b8": 32}),
             (
-                "cdna4 dense fp8 128+64→128 P bf16",
+                f"{DENSE_FP8} P fp8",
+                {r"v_mfma_(?:scale_)?f32_32x32x64_f8f6f4": 20, "ds_read_b64_tr_b8": 32},
+            ),
+            (
+                DENSE_FP8,
                 {
                     r"v_mfma_(?:scale_)?f32_32x32x64_f8f6f4": 12,
                     "v_mfma_f32_32x32x16_bf16": 32,
@@ -245,7 +248,7 @@ class TestCompiled:
     @pytest.mark.parametrize("v227", [True, False])
     def test_reads_of_v_have_the_offsets_of_the_original(self, v227: bool) -> None:
         """One base register, and as immediate offsets the cells of the read map."""
-        text = assembly(self.FP8_P if v227 else f"{self.FP8_P} default V")
+        text = assembly(self.DENSE_FP8 if v227 else f"{self.DENSE_FP8} default V")
         reads = re.findall(r"ds_read_b64_tr_b8 \S+ (v\d+)(?: offset:(\d+))?", text)
         wanted = next(
             row["out"]

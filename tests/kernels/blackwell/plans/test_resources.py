@@ -129,12 +129,13 @@ def test_what_a_problem_does_not_need_is_not_there() -> None:
             ["K and V take their own widths", "128 columns of tensor memory more"],
         ),
         (SPARSE, ["all of Q stays in shared memory", "a step is 256 keys", "before Triton 3.8"]),
+        (replace(SPARSE, d_rope=0, rope="none"), ["rows have no rope, K is eight tiles"]),
         (
             replace(SPARSE, kv_dtype="fp8_656"),
             ["rows come as bf16", "dequantized once", "than 2^6"],
         ),
     ],
-    ids=["2Q", "fp8", "one accumulator", "pair", "fp8_656"],
+    ids=["2Q", "fp8", "one accumulator", "pair", "no rope", "fp8_656"],
 )
 def test_differences_from_the_original_are_named(problem: Problem, lines: list[str]) -> None:
     text = plan(problem, B200, "blackwell").explain()

@@ -193,6 +193,12 @@ def test_results_without_rows() -> None:
     assert not reports and outcome.out.shape[0] == 0
 
 
+def test_nothing_is_read_by_the_stride_of_the_only_page() -> None:
+    """It may be anything, and a descriptor's rows need not lie at multiples of it."""
+    one = torch.zeros(320).as_strided((1, 4, 80), (3, 80, 1))
+    assert sparse_launch.rows_of(one)[1:] == (0, 0, 1, 4, 80)
+
+
 def test_more_rows_than_gather4_counts_are_refused() -> None:
     apart = torch.empty_strided((3, 2, 576), (2**35 + 8, 576, 1), device="meta")
     with pytest.raises(Unsupported, match="descriptor rows of 8 elements"):

@@ -11,6 +11,7 @@ import torch
 
 from openmla.aot import operands as aot_operands
 from openmla.aot.operands import operands_of
+from openmla.indexer.loss_problem import LossProblem
 from openmla.indexer.problem import IndexProblem
 from openmla.problem import Problem
 
@@ -119,6 +120,15 @@ def test_pages_may_lie_apart(kv_dtype: str) -> None:
 
 @pytest.mark.parametrize("problem", STEPS, ids=str)
 def test_steps_of_the_indexer(problem: IndexProblem) -> None:
+    operands, results = operands_of(problem)
+    assert operands.problem(results) == problem
+
+
+@pytest.mark.parametrize("wants_gradients", [False, True])
+def test_the_loss_of_an_indexer(wants_gradients: bool) -> None:
+    options = {"has_k_start": False, "has_key_mask": True, "has_sink": True, "wants_lse": True}
+    dense = replace(SMALL, **options)
+    problem = LossProblem.of(dense, 5, 32, wants_gradients)
     operands, results = operands_of(problem)
     assert operands.problem(results) == problem
 

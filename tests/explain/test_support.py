@@ -110,12 +110,21 @@ def test_a_cell_names_what_runs_until_the_planned_kernel_exists(
 
 
 def test_a_plan_that_runs_when_named_says_so_in_the_plan_that_runs() -> None:
-    fp8 = FEATURES["sparse 512+64, fp8 throughout"]
-    assert plan(fp8, "b200").backend == "blackwell" and not plan(fp8, "b200").runs_today
-    instead = runnable(fp8, "b200")
+    fp8 = FEATURES["latent 512+64, fp8 queries and pages"]
+    assert plan(fp8, "h200").backend == "hopper" and not plan(fp8, "h200").runs_today
+    instead = runnable(fp8, "h200")
     assert instead.backend == "portable" and instead.runs_today
-    (reason,) = instead.passed_over
-    assert reason.startswith("blackwell: runs when named, its weights are FP8 too")
+    assert any(reason.startswith("hopper: runs when named") for reason in instead.passed_over)
+
+
+def test_of_two_kernels_that_serve_a_plan_names_the_one_that_runs_unasked() -> None:
+    """With a Triton and without; the other runs when its family is named."""
+    fp8 = FEATURES["sparse 512+64, fp8 throughout"]
+    for chosen in (plan(fp8, "b200"), runnable(fp8, "b200")):
+        assert chosen.kernel_name == "sparse_fp8_rows" and chosen.runs_today
+        (reason,) = chosen.passed_over
+        assert reason.startswith("blackwell: runs when named, its weights are FP8 too")
+    assert runnable(fp8, "b200", "blackwell").kernel_name == "sparse_fp8"
 
 
 def test_columns_without_a_plan_say_why() -> None:

@@ -73,7 +73,8 @@ def declared(kernel: Kernel, step: int) -> Iterator[AnyProblem]:
             # A span has no list, and lies in pages.
             pages = max(1, values["page_size"])
             values |= {"topk": 0, "has_topk_lengths": False, "page_size": pages}
-        problem = Problem(**values, **COUNTS, heads=MAX_HEADS)
+        heads = MAX_HEADS if kernel.serves.takes("heads", MAX_HEADS) else MAX_HEADS // 2
+        problem = Problem(**values, **COUNTS, heads=heads)
         if not kernel.serves.why_not(problem):
             yield problem
 

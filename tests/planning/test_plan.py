@@ -56,7 +56,7 @@ EVERY_MODEL = [
         (replace(DENSE, total_q=512), "b200", "blackwell", DenseConfig),
         (NO_ROPE, "b200", "blackwell", DenseConfig),
         (LATENT, "b200", "blackwell", PairConfig),
-        (replace(DENSE, d_rope=32), "b200", "portable", PortableConfig),
+        (replace(DENSE, d_rope=32), "b200", "blackwell", DenseConfig),
         (DENSE, "mi355x", "cdna4", Dense16),
         (FP8, "mi355x", "cdna4", DenseFP8),
         (NO_ROPE, "mi355x", "cdna4", Dense16),
@@ -207,7 +207,7 @@ def test_json_of_an_unknown_config() -> None:
     [
         (DENSE, "cpu", "portable", "backend 'portable' has no dense kernel for target 'cpu'"),
         (DENSE, "b200", "hopper", "backend 'hopper' has no dense kernel for target 'b200'"),
-        (replace(DENSE, d_rope=32), "b200", "blackwell", "d_rope 32: 64 is served"),
+        (replace(DENSE, d_rope=16), "b200", "blackwell", "d_rope 16: 32 or 64 are served"),
         (replace(FP8, d_nope=48), "h200", "hopper", "d_nope 48: 32, 64"),
         (replace(DENSE, d_nope=96), "mi355x", "cdna4", "d_nope 96"),
         (replace(FP8, rope_dtype="bf16"), "mi355x", "cdna4", "rope_dtype bf16"),

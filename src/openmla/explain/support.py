@@ -55,6 +55,12 @@ FEATURES: dict[str, AnyProblem] = {
     "latent 512+64, bf16 pages": _LATENT,
     "latent 512+64, bf16 pages, `window`": replace(_LATENT, window=128),
     "latent 512+64, fp8 pages": replace(_LATENT, kv_dtype="fp8_block128"),
+    "latent 512+64, bf16 pages, 16 heads, tables of 32768 keys": replace(
+        _LATENT, heads=16, total_k=32768, table_keys=32768
+    ),
+    "latent 512+64, fp8 pages, 16 heads, tables of 32768 keys": replace(
+        _LATENT, heads=16, total_k=32768, table_keys=32768, kv_dtype="fp8_block128"
+    ),
     "latent 512+64, fp8 queries and pages": replace(_LATENT, q_dtype="e4m3", kv_dtype="fp8_token"),
     "latent 512+64, bf16 pages, invariant": replace(_LATENT, invariant=True),
     "latent 256+64, bf16 pages": replace(_LATENT, d_nope=256, d_v=256),

@@ -198,12 +198,13 @@ class Family:
         """The config of the first kernel that serves the problem, or why none does.
 
         With a `triton` version, of the first that runs with it; `named` says that the caller asked
-        for this family and no other.
+        for this family and no other: then of the first that serves, which may run when named only.
         """
         kernels = self.of_form(problem.form)
         if not kernels:
             return Choice(None, f"{self.name}: the {problem.form} form has no {self.name} kernel")
         waiting: dict[str, None] = {}  # in order, each reason once
+        planned: Choice | None = None  # of kernels that run when named, where no other serves
         nearest = (-1, "")
         for kernel in kernels:
             config, reason, name, _ = kernel.plan(problem, target)
@@ -211,12 +212,16 @@ class Family:
                 nearest = max(nearest, (kernel.serves.misfit(problem)[0], reason))
                 continue
             why = "" if triton is None else kernel.why_not_run(problem, triton)
-            if triton is not None and not why and not named:
+            if not why and not named:
                 asked_for = kernel.on_request(config, problem)
                 why = f"runs when named, {asked_for}" if asked_for else ""
             if not why:
                 return Choice(config, "", name, tuple(waiting))
+            if triton is None and planned is None:
+                planned = Choice(config, "", name)
             waiting[f"{self.name}: {why}"] = None
+        if planned is not None:
+            return planned
         # Kernels that serve the problem and do not run say more than those that do not serve it,
         # and of those the one that came nearest.
         return Choice(None, "; ".join(waiting) or f"{self.name}: {nearest[1]}")

@@ -18,12 +18,11 @@ from openmla.kernels.blackwell.pair.plan import (
     FIRST_ROWS_PAIR,
     PairConfig,
     PairKernel,
+    can_split,
     joins,
     pair_config,
     pair_config_joined,
     pair_config_once,
-    pair_config_split,
-    pair_config_split_once,
     why_slower_joined,
 )
 from openmla.kernels.blackwell.sparse.plan import SparseConfig, SparseKernel, sparse_config
@@ -191,7 +190,20 @@ _WIDE_ROWS = ((512, 64, 512), (512, 0, 512))
 _ALL_ROWS = (*_WIDE_ROWS, (256, 64, 256))
 
 
-def _serves_rows(form: str, heads: Range, widths: Widths, *dtypes: tuple[str, ...]) -> Serves:
+# One CTA has all keys of a token, and serves so few heads where no request can be split.
+_LONG_TABLES: Limit[Problem] = Limit(
+    can_split,
+    lambda p: f"{p.most_keys} keys in a table: too few for a request to be split",
+)
+
+
+def _serves_rows(
+    form: str,
+    heads: Range,
+    widths: Widths,
+    *dtypes: tuple[str, ...],
+    limits: tuple[Limit[Problem], ...] = (),
+) -> Serves:
     return Serves(
         {
             **_ROW_FORMS[form],
@@ -199,7 +211,8 @@ def _serves_rows(form: str, heads: Range, widths: Widths, *dtypes: tuple[str, ..
             "heads": heads,
             DTYPES: OneOf(*dtypes),
             "rope": OneOf("none", "shared"),
-        }
+        },
+        limits,
     )
 
 
@@ -211,13 +224,14 @@ def _pair(
     heads: Range = _MORE_HEADS,
     widths: Widths = _WIDE_ROWS,
     serves: Serves | None = None,
+    limits: tuple[Limit[Problem], ...] = (),
     **more: Any,
 ) -> Kernel:
     """A pair of CTAs, for more than 64 heads, or for fewer whose keys are split."""
     return Kernel(
         name=name,
         config=PairConfig,
-        serves=serves or _serves_rows(form, heads, widths, *dtypes),
+        serves=serves or _serves_rows(form, heads, widths, *dtypes, limits=limits),
         choose=choose,
         variant=PairConfig.variant,
         launcher="openmla.kernels.blackwell.pair.launch",
@@ -283,13 +297,14 @@ _ROWS_KERNELS = (
         slower=why_slower_joined,
     ),
     _pair("latent_pair", "latent", _ROWS_BF16),
-    _pair("latent_split_pair", "latent", _ROWS_BF16, pair_config_split, heads=_CTA_HEADS),
+    _pair("latent_split_pair", "latent", _ROWS_BF16, heads=_CTA_HEADS, limits=(_LONG_TABLES,)),
     _one_cta("latent", "latent", _ROWS_BF16),
     _pair("latent_fp8_rows_pair", "latent", _FP8_CACHES, pair_config_once),
     _pair(
         *("latent_fp8_rows_split_pair", "latent", _FP8_CACHES),
-        choose=pair_config_split_once,
+        choose=pair_config_once,
         heads=_CTA_HEADS,
+        limits=(_LONG_TABLES,),
     ),
     _one_cta("latent_fp8_rows", "latent", _FP8_CACHES),
 )

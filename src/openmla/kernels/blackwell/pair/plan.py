@@ -132,18 +132,10 @@ def why_slower_joined(config: object, problem: Problem) -> str:
     return f"pools of {rows} rows are dequantized whole in every call: {MOST_JOINED} are fast"
 
 
-def pair_config_split(problem: Problem, target: Target | None = None) -> PairConfig:
-    """A pair for up to 64 heads, where it walks ranges of keys: one CTA has all keys of a token.
-    By the width of the table alone: a request's kernel may not follow from its neighbors."""
-    if not LatentSplit(problem.heads, problem.d_v).can_split(problem.most_keys):
-        raise Unsupported(f"one CTA serves {problem.heads} heads where no request can be split")
-    return pair_config(problem)
-
-
-def pair_config_split_once(problem: Problem, target: Target) -> PairConfig:
-    """The same over rows that were dequantized before."""
-    pair_config_split(problem)
-    return pair_config_once(problem, target)
+def can_split(problem: Problem) -> bool:
+    """Whether a request of one query could be split. By the width of the table alone: a request's
+    kernel may not follow from its neighbors."""
+    return LatentSplit(problem.heads, problem.d_v).can_split(problem.most_keys)
 
 
 def pair_config_once(problem: Problem, target: Target) -> PairConfig:

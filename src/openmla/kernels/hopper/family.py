@@ -17,7 +17,6 @@ from openmla.kernels.hopper.dense_fp8.plan import (
 )
 from openmla.kernels.hopper.indexer.plan import INDEX_KERNELS
 from openmla.kernels.hopper.latent.plan import (
-    MOST_ROWS,
     ROW_CACHES,
     HopperLatentConfig,
     most_places,
@@ -37,7 +36,7 @@ from openmla.planning.dequantize import (
     sources_read,
 )
 from openmla.planning.family import Block, Family, Kernel, Pipeline
-from openmla.planning.latent_split import FixedSplit
+from openmla.planning.latent_split import MOST_ROWS, FixedSplit
 from openmla.planning.serves import (
     ALIGNED,
     ANY,

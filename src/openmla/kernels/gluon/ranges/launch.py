@@ -61,7 +61,7 @@ def merge_call(
     d_v: int,
     space: RangeSpace,
     attention: dict[str, Any],
-    sources: Sources,
+    sources: Sources | None = None,
     *,
     lanes: int = 32,
     after: bool = True,
@@ -88,7 +88,7 @@ def merge_call(
     }
     if after:
         rest["launch_pdl"] = True
-    return Call(merge_kernel, tiles * (d_v // columns), shared | rest, sources)
+    return Call(merge_kernel, tiles * (d_v // columns), shared | rest, sources or {})
 
 
 _MERGED = (

@@ -25,10 +25,10 @@ from openmla.kernels.call import (
 from openmla.kernels.gluon.dequantize.launch import rows_of
 from openmla.kernels.gluon.dequantize.records import RowColumns
 from openmla.kernels.gluon.descriptors import tile_layout
+from openmla.kernels.gluon.ranges.launch import group_of
 from openmla.kernels.hopper.latent.launch import SOURCES as LATENT_SOURCES
 from openmla.kernels.hopper.latent.launch import (
     WGMMA_ROWS,
-    group_of,
     has_keys,
     heads_of_tokens,
     list_counts,

@@ -60,6 +60,7 @@ STEPS: dict[str, tuple[Case, ...]] = {
         replace(_MANY, d_nope=256, d_rope=0, d_v=256, rope="none"),
         replace(_MANY, d_nope=64),
         replace(_LISTS, d_rope=0, rope="none"),
+        replace(_LATENT, d_nope=256, d_v=256),
     ),
     "paged": (
         replace(_RAGGED, rope="cache", kv="bf16", page_size=64),
@@ -87,6 +88,11 @@ STEPS: dict[str, tuple[Case, ...]] = {
         replace(_LISTS, heads=128, kv="fp8_656", page_size=64),
         replace(_LATENT, heads=128, k_lens=(300,)),
         replace(_LATENT, heads=128, k_lens=(300,), kv="fp8_656"),
+    ),
+    "few queries of many keys": (
+        replace(_LATENT, q_lens=(1, 1), k_lens=(4200, 70), sink="normal"),
+        replace(_LATENT, q_lens=(2,), k_lens=(4200,), heads=128),
+        replace(_LATENT, q_lens=(1,), k_lens=(4200,), kv="fp8_656"),
     ),
 }
 Tell = Callable[[str], None]

@@ -62,6 +62,7 @@ STEPS: dict[str, tuple[Case, ...]] = {
         replace(_MANY, d_nope=256, d_rope=0, d_v=256, rope="none"),
         replace(_MANY, d_nope=64),
         replace(_LISTS, d_rope=0, rope="none"),
+        replace(_LATENT, d_nope=256, d_v=256),
     ),
     "paged": (
         replace(_RAGGED, rope="cache", kv="bf16", page_size=64),

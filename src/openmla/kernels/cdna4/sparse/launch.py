@@ -85,7 +85,7 @@ def _with_ranges(
             "rest_q": 0,  # tokens after the last sequence have no keys
             "range_bits": None,
         }
-        yield merge_call(columns, space, attention | group, {}, lanes=WAVE, after=False)
+        yield merge_call(columns, space, attention | group, lanes=WAVE, after=False)
 
 
 NO_RANGES: dict[str, Any] = {

@@ -130,6 +130,8 @@ class BlockedBackward:
         seen = torch.ones(len(query), len(key), dtype=torch.bool)
         if self.op.causal:
             seen = self.causal(key, self.position(span, query)[:, None])
+        if self.op.window:
+            seen = seen & (key > self.position(span, query)[:, None] - self.op.window)
         if self.op.key_mask is not None:
             seen = seen & self.mask_bits(tile, key)
         return seen

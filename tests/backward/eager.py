@@ -51,6 +51,8 @@ def _seen(op: DenseOperands, first: int, q_len: int, k_len: int) -> Tensor:
     """[q_len, k_len]: which keys each query sees."""
     counts = torch.tensor([visible_keys(i, q_len, k_len, op.causal) for i in range(q_len)])
     seen = torch.arange(k_len) < counts[:, None]
+    if op.window:
+        seen &= torch.arange(k_len) >= counts[:, None] - op.window
     if op.key_mask is not None:
         words = op.key_mask[first : first + q_len]
         bits = (words[:, :, None] >> torch.arange(32, dtype=torch.int32)) & 1

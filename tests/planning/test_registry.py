@@ -31,24 +31,24 @@ KERNELS = [(family, kernel) for family in FAMILIES for kernel in family.kernels]
 
 
 @dataclass(frozen=True, slots=True)
-class WithWindow(Problem):
+class WithSoftcap(Problem):
     """A Problem of tomorrow: one option more than any kernel has heard of."""
 
-    window: int = 0
+    softcap: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class BackwardWithWindow(BackwardProblem):
+class BackwardWithSoftcap(BackwardProblem):
     """A backward pass of tomorrow."""
 
-    window: int = 0
+    softcap: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class StepWithWindow(IndexProblem):
+class StepWithSoftcap(IndexProblem):
     """A step of the indexer of tomorrow."""
 
-    window: int = 0
+    softcap: int = 0
 
 
 def id_of(value: object) -> str:
@@ -85,18 +85,18 @@ def test_an_option_that_nobody_declares_is_refused_everywhere(
     problem: AnyProblem, target: str
 ) -> None:
     values, kind = problem.to_json(), type(problem)
-    tomorrow = WithWindow if kind is Problem else StepWithWindow
+    tomorrow = WithSoftcap if kind is Problem else StepWithSoftcap
     assert plan(tomorrow(**values), target).backend == plan(problem, target).backend
-    with pytest.raises(Unsupported, match="window 7: not served"):
-        plan(tomorrow(**values, window=7), target)
+    with pytest.raises(Unsupported, match="softcap 7: not served"):
+        plan(tomorrow(**values, softcap=7), target)
 
 
 @pytest.mark.parametrize("target", ["cpu", "h200", "mi355x", "a100"])
 def test_gradients_under_an_option_that_nobody_declares_are_refused(target: str) -> None:
     values = BackwardProblem.of(DENSE).to_json()
-    assert plan(BackwardWithWindow(**values), target).kernel_name == "backward"
-    with pytest.raises(Unsupported, match="window 7: not served"):
-        plan(BackwardWithWindow(**values, window=7), target)
+    assert plan(BackwardWithSoftcap(**values), target).kernel_name == "backward"
+    with pytest.raises(Unsupported, match="softcap 7: not served"):
+        plan(BackwardWithSoftcap(**values, softcap=7), target)
 
 
 @pytest.mark.parametrize("d_nope", [112, 176, 208, 224, 240])

@@ -139,9 +139,11 @@ def has_gradients(case: Case) -> bool:
 
 
 def with_gradients(case: Case, **changed: Any) -> Case:
-    """The nearest case that has them: no scales per token, no cache, an out of its own."""
+    """The nearest case that has them: no scales per token, no cache, an out of its own, a head of K
+    for each of q."""
     rope = ROPES.get(case.rope, case.rope)
-    plain = replace(case, q_scale=False, k_scale=False, rope=rope, out="fresh", return_lse=True)
+    plain = replace(case, q_scale=False, k_scale=False, rope=rope, return_lse=True)
+    plain = replace(plain, out="fresh", fp32_out=False, group=1)
     # Values up to 2^100 make gradients of scores that fp32 does not hold.
     values = "normal" if plain.values == "large" else plain.values
     return fit(replace(plain, values=values, **changed), COST_LIMIT)

@@ -101,6 +101,7 @@ def random_row_gradient_case(seed: int) -> GradientCase:
         "q_scale": False,
         "k_scale": False,
         "out": "fresh",
+        "fp32_out": False,
         "seed": seed,
     }
     values = "normal" if case.values == "large" else case.values

@@ -154,16 +154,7 @@ CASES: dict[str, dict[str, Case]] = {
         ),
         "dense fp8 192+64->256": dense(100, 200, d_nope=192, d_v=256, dtype="e4m3", seed=40),
         "dense 64+32->64": dense(250, 300, d_nope=64, d_rope=32, d_v=64, seed=43),
-        "latent pair, split": latent(
-            "bf16", q_lens=(1, 1), k_lens=(4100, 5), sink="mixed", seed=44
-        ),
-        "latent 656, fp8 queries, scales": latent(
-            "fp8_656", q_lens=(1, 1), k_lens=(70, 5), dtype="e4m3", q_scale=True, seed=45
-        ),
         "sparse fp8 queries and rows": sparse("plain", dtype="e4m3", q_lens=(1,), seed=46),
-        "sparse pair token, fp8 queries, scales": sparse(
-            "fp8_token", heads=128, dtype="e4m3", q_lens=(1,), q_scale=True, seed=47
-        ),
     },
     "mi355x": {
         "dense bf16": dense(100, 200, seed=1),

@@ -84,6 +84,8 @@ QUICK = (
     "fp8_656",
     "e4m3, 16 heads",
     "512+0, three tokens",
+    "split",
+    "fp8 queries, fp8_token, scales",
 )
 # CI looks at the earliest and the latest schedule of these; a changed kernel needs
 # OPENMLA_SIM_SEEDS=20, and then takes all.

@@ -367,10 +367,10 @@ HARMLESS: tuple[Harmless, ...] = (
         "The product is waited for where it is issued, one statement before its own wait.",
     ),
     Harmless(
-        "kernels/hopper/latent/launch.py",
-        "_merge",
-        "config.latent // columns), shared",
-        "(-(-(config.latent) // (columns)))), shared",
+        "kernels/gluon/ranges/launch.py",
+        "merge_call",
+        "d_v // columns), shared",
+        "(-(-(d_v) // (columns)))), shared",
         "The division has no remainder.",
     ),
     Harmless(
@@ -1054,7 +1054,7 @@ HARMLESS: tuple[Harmless, ...] = (
         "A program more finds no list, and ends.",
     ),
     Harmless(
-        "kernels/hopper/latent/plan.py",
+        "planning/latent_split.py",
         "(module)",
         "MOST_ROWS = 2**31 - 1",
         "MOST_ROWS = 2**31 - 0",

@@ -374,7 +374,7 @@ def _into_lane(form: Form) -> Run:
     def run(w: Wave) -> None:
         number = lane(w) % 64
         w.v[into][number] = value(w)
-        w.mark(into, LANES == number, True)
+        w.mark(into, number == LANES, True)
 
     return run
 

@@ -374,7 +374,7 @@ def _into_lane(form: Form) -> Run:
     def run(w: Wave) -> None:
         number = lane(w) % 64
         w.v[into][number] = value(w)
-        w.mark(into, number == LANES, True)
+        w.mark(into, np.equal(LANES, number), True)
 
     return run
 

@@ -45,6 +45,20 @@ class Harmless:
 
 HARMLESS: tuple[Harmless, ...] = (
     Harmless(
+        "kernels/cdna4/dense/kernel.py",
+        "dma_V",
+        "async_copy.commit_group()",
+        "async_copy.commit_group() async_copy.commit_group()",
+        "A wait leaves as many groups as before, one of them empty: it is for more copies, never for fewer.",
+    ),
+    Harmless(
+        "kernels/cdna4/sparse/plan.py",
+        "MlaSparse16",
+        "dequantized: bool = False",
+        "dequantized: bool = True",
+        "Every plan says whether its rows are dequantized.",
+    ),
+    Harmless(
         "kernels/cdna4/indexer/scores.py",
         "scores_kernel",
         "end = gl.minimum(gl.load(ends_ptr + query + lane, mask=live, other=0), columns)",

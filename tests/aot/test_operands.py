@@ -71,7 +71,7 @@ def posed(problem: Problem) -> Problem:
         pages = -(-problem.total_k // problem.page_size)
         problem = replace(problem, total_k=pages * problem.page_size)
     if problem.form == "latent":
-        problem = replace(problem, table_keys=problem.total_k)
+        problem = replace(problem, table_keys=problem.table_keys or problem.total_k)
     return problem
 
 

@@ -69,9 +69,10 @@ def test_a_failure_is_reported_and_the_rest_still_runs(monkeypatch: pytest.Monke
         return Result("failed", "accuracy", "row 3") if wrong else Result("right")
 
     monkeypatch.setattr(simulate, "check_simulated", check)
+    monkeypatch.setattr(simulate, "check_simulated_sources", lambda case, target: Result("right"))
     told: list[str] = []
     report = validate("b200", simulated=True, tell=told.append)
-    assert not report.ok and len(told) == sum(map(len, STEPS.values()))
+    assert not report.ok and len(told) == sum(map(len, steps_of("b200").values()))
     assert [line for line in told if line.endswith("failed row 3")]
     assert report.counts("several tiles")["failed"] == 1
     assert report.counts("ragged") == {"right": 4, "refused": 0, "failed": 0}

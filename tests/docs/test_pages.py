@@ -18,9 +18,10 @@ from openmla.cli import COMMANDS
 WITH_PYTHON = [page for page in PAGES if blocks(page.read_text(), "python")]
 README = ROOT / "README.md"
 DOCUMENTS = [*PAGES, README, ROOT / "CONTRIBUTING.md", ROOT / "DESIGN.md"]
-CPU = {f"OPENMLA_VLLM_CPU={name}" for name in ("prefill", "attention", "sparse")}
+VLLM = {f"OPENMLA_VLLM_CPU={name}" for name in ("prefill", "attention", "sparse")}
+VLLM |= {"OPENMLA_VLLM_INDEXER=1"}
 SGLANG = {"OPENMLA_SGLANG=scores,attention"}
-SHELL = {"pip", "vllm", "sglang", "make", "openmla"} | CPU | SGLANG
+SHELL = {"pip", "vllm", "sglang", "make", "openmla"} | VLLM | SGLANG
 
 
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.stem)

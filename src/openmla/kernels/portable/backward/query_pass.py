@@ -9,8 +9,8 @@
 | writes | d_q; delta [H, total_q], for the key pass; part_sink [tiles, H] |
 
 delta is sum(out * d_out), in fp32, less the gradient of lse where there is no sink. Keys that every
-row of the tile sees are multiplied without a mask, the rest in a second loop; with a window all are
-masked. A tile that has no rows writes its part of d_sink, which is 0.
+row of the tile sees are multiplied without a mask, the rest in a second loop; with a window all
+are in the second. A tile that has no rows writes its part of d_sink, which is 0.
 """
 
 # ruff: noqa: PLR0913
@@ -140,8 +140,7 @@ def query_pass_kernel(
         if window is not None:
             since = first_key(row + offset, window)
             earliest = first_key(row_start + offset, window)
-            low = earliest // BN * BN
-            middle = tl.maximum(middle, low)
+            middle = earliest // BN * BN
 
         nope = tl.arange(0, NOPE)
         q_row = q_ptr + token[:, None] * q_stride_t + head * tl.cast(q_stride_h, tl.int64)
@@ -159,9 +158,9 @@ def query_pass_kernel(
         v_row = v_ptr + k_token * v_stride_t + head * tl.cast(v_stride_h, tl.int64)
         if ROPE > 0:
             rope_row = rope_ptr + k_token * rope_stride_t + head * tl.cast(rope_stride_h, tl.int64)
-        for masked in tl.static_range(2):
+        for masked in tl.static_range(0 if window is None else 1, 2):
             if masked == 0:
-                begin = 0 if window is None else low
+                begin = 0
                 end = middle
             else:
                 begin = middle
@@ -176,7 +175,7 @@ def query_pass_kernel(
                     k_row + skip * k_stride_t + nope[None, :],
                     here_ok,
                     nope < D_NOPE,
-                    masked == 1 or window is not None,
+                    masked == 1,
                     NOPE != D_NOPE,
                 )
                 s = tl.dot(q, tl.trans(k))
@@ -185,7 +184,7 @@ def query_pass_kernel(
                         rope_row + skip * rope_stride_t + rope[None, :],
                         here_ok,
                         rope < D_ROPE,
-                        masked == 1 or window is not None,
+                        masked == 1,
                         ROPE != D_ROPE,
                     )
                     s = tl.dot(q_rope, tl.trans(k_rope), s)
@@ -200,13 +199,13 @@ def query_pass_kernel(
                     s,
                     stats.total[:, None],
                     visible,
-                    (masked == 1 or window is not None) or mask_ptr is not None,
+                    masked == 1 or mask_ptr is not None,
                 )
                 v = load_tile(
                     v_row + skip * v_stride_t + value[None, :],
                     here_ok,
                     value < D_V,
-                    masked == 1 or window is not None,
+                    masked == 1,
                     VALUE != D_V,
                 )
                 d_p = tl.dot(d_out, tl.trans(v))
@@ -218,7 +217,7 @@ def query_pass_kernel(
                     stats.alone[:, None],
                     d_lse,
                     visible,
-                    (masked == 1 or window is not None) or mask_ptr is not None,
+                    masked == 1 or mask_ptr is not None,
                 ).to(q.dtype)
                 acc = tl.dot(d_s, k, acc)
                 if ROPE > 0:

@@ -26,6 +26,8 @@ class Predicted:
     tmem: int | None = None
     registers: int | None = None
     spills: int | None = 0
+    serialized: bool = False
+    """Whether ptxas may put waits between products of Hopper's tensor cores."""
 
 
 NO_PLAN = Predicted()

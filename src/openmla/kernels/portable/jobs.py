@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from openmla.kernels.call import Call
 from openmla.kernels.jobs import Jobs, Predicted
+from openmla.kernels.triton_version import TRITON
 from openmla.planning import Plan
 from openmla.problem import Problem, RowSource
 
@@ -64,8 +65,13 @@ PROBLEMS = {
 
 
 def predicted(plan: Plan, call: Call) -> Predicted:
-    """Plans of plain Triton estimate memory; its compiler decides what it takes and spills."""
-    return Predicted(spills=None)
+    """Plans of plain Triton estimate memory; its compiler decides what it takes and spills.
+
+    Where a dense call has a window, ptxas puts waits between the products that Triton 3.6 makes for
+    sm_90; later versions of Triton compile without.
+    """
+    windowed = isinstance(plan.problem, Problem) and plan.problem.window > 0
+    return Predicted(spills=None, serialized=windowed and TRITON < (3, 7))
 
 
 JOBS = tuple(

@@ -88,7 +88,7 @@ class CompileReport:
             plan, real = getattr(predicted, what), getattr(self, what)
             if plan is not None and real is not None and real > plan:
                 out.append(f"{what}: planned at most {plan}, compiled {real}")
-        if self.serialized:
+        if self.serialized and not predicted.serialized:
             out.append("wgmma instructions are serialized")
         return out
 

@@ -104,7 +104,9 @@ def test_an_mi355x(problem: Problem, share: int, unit: str) -> None:
     assert f"{100 * ideal:.0f} % busy" in unit or unit == "LDS"
     page = (ROOT / "docs/prediction.md").read_text()
     assert any(f"{share} %" in row and unit in row for row in page.splitlines())
-    assert "CUs" in found.lines()[2] and max(found.busy.values()) <= 1.0 + 1e-9
+    assert (
+        any("CUs" in line for line in found.lines()[2:]) and max(found.busy.values()) <= 1.0 + 1e-9
+    )
 
 
 def test_work_items_of_an_mi355x() -> None:

@@ -47,13 +47,16 @@ class Rope:
     """Turns pairs of columns by an angle that grows with the position."""
 
     width: int
+    """Columns that are turned; even."""
     theta: float
+    """The base of the angles: pair i turns by position / theta^(2 i / width)."""
     interleaved: bool = True
     """Whether a pair is columns (0, 1), (2, 3), ...; otherwise (0, width/2), (1, width/2 + 1), ...
 
     The turned columns come out in halves either way: dot products do not depend on the order.
     """
     yarn: Yarn | None = None
+    """How slow rotations are stretched; None: not at all."""
     amplitude: float = 1.0
     """Multiplies sine and cosine."""
     score_factor: float = 1.0
@@ -61,7 +64,16 @@ class Rope:
 
     @staticmethod
     def of(width: int, config: Any, interleaved: bool | None = None) -> Rope:
-        """From `rope_parameters` of a Transformers configuration; `interleaved` if it says more."""
+        """The embedding that a Transformers configuration describes in `rope_parameters`.
+
+        Args:
+            width: columns that are turned.
+            config: the configuration, or an object with the same attributes.
+            interleaved: whether neighbors are pairs; None: as the configuration says, else True.
+
+        Raises:
+            Unsupported: the embedding is neither plain nor stretched by YaRN.
+        """
         given = config.rope_parameters
         kind = given.get("rope_type", "default")
         theta, pairs = given["rope_theta"], interleaved
@@ -89,7 +101,12 @@ class Rope:
         return Rope(width, theta, bool(pairs), yarn, amplitude, score)
 
     def cos_sin(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """[tokens, width/2] each, for int positions [tokens]; computed in float32."""
+        """Cosine and sine of every pair's angle, [tokens, width/2] each; computed in float32.
+
+        Args:
+            positions: int [tokens], each token's place in its sequence.
+            dtype: that of the results.
+        """
         columns = torch.arange(0, self.width, 2, dtype=torch.float32, device="cpu")
         frequencies = 1.0 / self.theta ** (columns / self.width)
         if self.yarn is not None:
@@ -98,7 +115,13 @@ class Rope:
         return (angles.cos() * self.amplitude).to(dtype), (angles.sin() * self.amplitude).to(dtype)
 
     def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """x [..., width] turned; cos and sin broadcast against [..., width/2]."""
+        """All columns turned; the first of all pairs come out before the second.
+
+        Args:
+            x: [..., width].
+            cos: what `cos_sin` gave; broadcasts against [..., width/2].
+            sin: likewise.
+        """
         half = self.width // 2
         a, b = (x[..., 0::2], x[..., 1::2]) if self.interleaved else (x[..., :half], x[..., half:])
         return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)

@@ -97,6 +97,7 @@ def inlined(module: Any) -> str:
 
 def intermediate_code(job: CompileJob) -> str:
     """The intermediate code of a job; nothing is compiled."""
+    job.call.kernel.device_caches.clear()  # what this process compiled before has no code
     try:
         with stopping_early():
             build(job)

@@ -208,6 +208,7 @@ class SharedRowsAttention(RowAttention):
     """
 
     config: SharedRowsConfig
+    """Sizes of the layer, and its part in what layers share."""
 
     def __init__(self, config: SharedRowsConfig) -> None:
         super().__init__(config)

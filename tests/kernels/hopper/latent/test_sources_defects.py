@@ -22,7 +22,7 @@ from two_sources import Setup, new_results, operands, read_by
 
 LISTING, SOURCE, ROWS = "latent.listing", "latent.source", "latent.rows_v4"
 SCORES, LAUNCH = "few.scores", "latent.launch"
-SEVERAL = "latent.rows_several"
+SEVERAL, PLACES = "latent.rows_several", "places"
 FEW = Setup(first=(100,), second=(210,))
 CASES = {
     "two lists": Setup(),
@@ -159,14 +159,14 @@ DEFECTS = [
     ),
     wrong(
         "a line of the table has as many positions as pages",
-        LAUNCH,
+        PLACES,
         '"topk": source.table_keys',
         '"topk": entries.shape[1]',
         "few, span and list",
     ),
     wrong(
         "a span ends where it begins",
-        LAUNCH,
+        PLACES,
         '"lengths_ptr": vector(source.end)',
         '"lengths_ptr": vector(source.begin)',
         "span",

@@ -21,7 +21,7 @@ from openmla.lab.testing.simulate import plan_on
 from two_sources import Setup, new_results, operands, read_by
 
 LISTING, SOURCE, ROWS = "latent.listing", "latent.source", "latent.rows_v4"
-SCORES, LAUNCH = "few.scores", "latent.launch"
+SCORES = "few.scores"
 SEVERAL, PLACES = "latent.rows_several", "places"
 FEW = Setup(first=(100,), second=(210,))
 CASES = {

@@ -105,6 +105,9 @@ VIEWS: dict[str, dict[str, Any]] = {
     },
 }
 """Of a tile [64, 128] of 16 bits, swizzled by 128 bytes, if nothing else is said."""
+REFUSED = {"the second panel": {(3, 8)}, "half a panel": {(3, 8), (3, 9)}}
+"""Versions of Triton that refuse a view: 3.8 another layout of any slice, 3.9 one that reads more
+than the slice owns."""
 
 
 def launch_of(name: str) -> tuple[Launch, torch.Tensor]:
@@ -135,6 +138,10 @@ def test_a_view_reads_what_compiled_code_reads(name: str) -> None:
     simulated = out.clone()
     assert (simulated >= 0).any()
     out.fill_(-1)
+    if TRITON in REFUSED.get(name, ()):
+        with pytest.raises(RuntimeError, match="parsing"):
+            launch.compile()
+        return
     arguments = dict(zip(("src_ptr", "o_ptr"), launch.args, strict=True))
     execute(launch.compile(), 1, arguments, outputs=["o_ptr"]).raise_if_bad()
     assert torch.equal(out, simulated)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import doctest
+import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from openmla.aot.operands import operands_of
 from openmla.cli.warmup import warmup_command
 from openmla.dispatch import plan_for
 from openmla.errors import InvalidArgument, Unsupported
+from openmla.indexer.problem import IndexProblem
 from openmla.kernels.launch import calls
 from openmla.planning import plan
 from openmla.planning.models import MODELS
@@ -30,6 +33,8 @@ def test_every_model_has_problems_whose_operands_say_the_same(model: str):
     problems = warmup.problems_of(model)
     assert problems
     for problem in problems:
+        if isinstance(problem, IndexProblem):
+            continue
         operands, results = operands_of(warmup.shortened(problem), "cpu")
         again = operands.problem(results)
         chosen, asked = (plan(p, "a100", "portable").config for p in (again, problem))
@@ -62,8 +67,9 @@ def test_processes_without_a_gpu_fill_the_cache_that_this_one_reads(
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     target = target_by_name("a100")
     problems = [p for p in warmup.problems_of("minicpm3-4b") if p.form == "dense"][:2]
-    assert len(warmup.groups_of(problems, target)) == 2  # with and without lse
-    assert len(list(warmup.compile_side_by_side(problems, target, processes=2))) == 2
+    groups = warmup.groups_of(problems, target)
+    assert len(groups) == 2  # with and without lse
+    assert len(list(warmup.compile_side_by_side(groups, target, processes=2))) == 2
     written = {path.name for path in tmp_path.rglob("*.cubin")}
     assert written
     before = set(tmp_path.rglob("*"))
@@ -86,6 +92,53 @@ def test_what_a_process_cannot_compile_is_left_to_the_one_with_the_gpu(
     assert warmup.compile_group(warmup.problems_of("deepseek-v3")[:1], target_by_name("h200")) >= 0
 
 
+@pytest.mark.parametrize(
+    ("model", "tp", "dtype", "target"),
+    [
+        ("deepseek-v3", 1, "bf16", "h200"),
+        pytest.param("deepseek-v3", 8, "fp8_656", "h200", marks=pytest.mark.long),
+        pytest.param("deepseek-v3.2", 1, "bf16", "h200", marks=pytest.mark.long),
+        pytest.param("deepseek-v3.2", 1, "fp8_656", "b200", marks=pytest.mark.long),
+        pytest.param("deepseek-v3", 1, "bf16", "mi355x", marks=pytest.mark.long),
+    ],
+)
+def test_no_batch_meets_a_kernel_that_was_not_compiled(
+    model: str, tp: int, dtype: str, target: str
+):
+    """Drawn batches of up to 256 requests, of any number of tokens, keys and rows of the pool."""
+    chip, draw = target_by_name(target), random.Random(5)
+    compiled: set[warmup.Kernel] = set()
+    asked = [
+        *warmup.problems_of(model, tp, (dtype,)),
+        *warmup.batches_of(model, chip, 256, tp, (dtype,)),
+    ]
+    for problem in asked:
+        compiled |= warmup.kernels_of(problem, chip)
+    forms = {(p.form, getattr(p, "self_attention", None)): p for p in asked}
+    for one in forms.values():
+        for _ in range(40):
+            problem = drawn_batch(one, draw)
+            missing = warmup.kernels_of(problem, chip) - compiled
+            assert not missing, (problem, [kernel.name for kernel in missing])
+
+
+def drawn_batch(one: warmup.Asked, draw: random.Random) -> warmup.Asked:
+    """The problem for another batch."""
+    batch = draw.choice((1, 2, 3, 7, 31, 32, 33, 63, 100, 128, 129, 200, 256))
+    tokens = batch + draw.choice((0, 0, 1, 5, 30, 100, 700, 5000, 20000))
+    keys = draw.choice((1, 63, 64, 65, 127, 500, 2000, 4096, 4097, 8193, 30000, 100000, 500000))
+    if isinstance(one, IndexProblem):
+        return replace(one, batch=batch, total_q=tokens, width=-(-keys // 64) * 64)
+    shape = {"batch": batch, "total_q": tokens, "wants_lse": draw.random() < 0.5}
+    if one.form == "dense":
+        total = tokens if one.self_attention else tokens + keys
+        return replace(one, **shape, total_k=total)
+    pool = draw.choice((140_000, 300_000, 3_000_000, 6_000_000)) // 64 * 64
+    if one.form == "sparse":
+        return replace(one, **{**shape, "batch": one.batch}, total_k=pool)
+    return replace(one, **shape, total_k=pool, table_keys=-(-keys // 64) * 64)
+
+
 def test_fp8_caches_are_compiled_where_a_form_reads_one():
     forms = {p.form for p in warmup.problems_of("deepseek-v3", dtypes=("fp8_656",))}
     assert forms == {"latent"}
@@ -101,6 +154,6 @@ def test_an_unknown_model_and_a_cpu_are_refused():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_the_command_says_that_there_is_no_gpu():
     with pytest.raises(typer.BadParameter, match="no GPU"):
-        warmup_command("deepseek-v3", "cuda", 1, None, 1)
+        warmup_command("deepseek-v3", "cuda", 1, None, jobs=1)
     with pytest.raises(typer.BadParameter, match="nothing to compile"):
-        warmup_command("deepseek-v3", "cpu", 1, None, 2)
+        warmup_command("deepseek-v3", "cpu", 1, None, jobs=2)

@@ -199,7 +199,11 @@ def test_a_server_that_has_run_long_holds_no_more_and_answers_the_same(v3: PreTr
     assert [len(tokens) for tokens, _ in answers[0]] == [NEW] * 4 + [0, 0, NEW]
     assert [bool(error) for _, error in answers[0]] == [False] * 4 + [True, True, False]
     assert all(again == answers[0] for again in answers)
-    assert len(set(held[1:])) == 1, held
+    counts, sizes = zip(*held[1:], strict=True)
+    assert len(set(counts)) == 1, held
+    # A step's numbers are as long as its batch, and which requests share the last step is up to
+    # the engine's thread: some bytes for each token, less than a page of rows of one layer.
+    assert max(sizes) - min(sizes) < PAGE * (64 + 16) * 4, held
 
 
 def test_the_model_is_left_as_it_was(v3: PreTrainedModel):

@@ -255,6 +255,14 @@ _MASKED: Limit[Problem] = Limit(
     ),
 )
 
+# V begins where the window does, wherever in a page or a word of bits that may be.
+_WINDOWED: Limit[Problem] = Limit(
+    lambda p: not p.window or not (p.rope == "cache" or p.has_key_mask),
+    lambda p: (
+        f"window beside {'key_mask' if p.has_key_mask else 'rope from pages'}: blocks of keys "
+        "begin with the window, not where a copy of bits or of a page may"
+    ),
+)
 _V4_WIDTHS: Limit[Problem] = Limit(
     lambda p: p.kv_dtype != V4.name or (p.d_nope, p.d_rope) == (512, 0),
     lambda p: f"kv_dtype {p.kv_dtype} at {p.d_nope} + {p.d_rope} columns: 512 + 0 are served",
@@ -335,9 +343,11 @@ HOPPER = Family(
                 "d_v": OneOf(16, 32, 64, 128, 256),
                 **_DENSE,
                 **either("has_key_mask", "has_k_start"),
+                "window": ANY,
             },
             _ROPE_FROM_PAGES,
             _MASKED,
+            _WINDOWED,
             config=HopperDenseConfig,
             choose=_dense,
             variant=HopperDenseConfig.variant,

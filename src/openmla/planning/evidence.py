@@ -16,6 +16,7 @@ A new kernel is "simulated" until a result file is named here.
 from collections.abc import Collection
 from typing import Literal, get_args
 
+from openmla.formats import V41, V41_FP4, V41_FP4_SPLIT, V41_SPLIT
 from openmla.planning.problems import AnyProblem
 from openmla.planning.target import target_by_name
 
@@ -28,6 +29,7 @@ MEANING: dict[Word, str] = {
     "portable": "plain Triton for any GPU, compiled for this chip, not tuned on it",
 }
 WINDOW = "window"
+V41_ROWS = tuple(rows.name for rows in (V41, V41_SPLIT, V41_FP4, V41_FP4_SPLIT))
 MEASURED = {
     ("hopper", "dense", "h200"): "hopper-dense-h200-2026-11-16.json",
     ("hopper", "dense_fp8", "h200"): "hopper-dense-fp8-h200-2026-11-16.json",
@@ -47,6 +49,7 @@ NEVER_RUN = {
     ("hopper", "sparse", "fp8_584"),
     ("hopper", "latent", "fp8_584"),
     ("hopper", "dense", WINDOW),
+    *(("hopper", kernel, rows) for kernel in ("sparse", "latent", "attend") for rows in V41_ROWS),
 }
 """Family, kernel and a form of problem that a measured kernel serves, but did not when it ran."""
 FOLLOWS = {

@@ -376,7 +376,7 @@ def test_bf16_sources_are_read_as_they_are() -> None:
         ({"second": RowSource(kv_dtype="fp8_656", page_size=64, topk=512)}, "of a second source"),
         (
             {"kv_dtype": "fp8_656"},
-            "kernel attend has spans and second sources, of bf16 and fp8_584",
+            "kernel attend has spans and second sources, of bf16, V4 and V4.1 rows",
         ),
         ({"d_rope": 64, "d_nope": 448, "d_v": 448}, "d_nope 448"),
         ({"aligned_16": False}, "16 bytes"),

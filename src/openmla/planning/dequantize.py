@@ -250,8 +250,8 @@ def sources_read(problem: Problem, row_blocks: int, programs: int) -> CacheRead:
     seen = [STEP if x.span else x.most_rows for x in problem.sources]
     steps = ceildiv(problem.total_q * row_blocks, programs) * sum(ceildiv(x, STEP) for x in seen)
     visits = problem.total_q * row_blocks * sum(seen)
-    sizes = {"rows": sum(pools), "row_bytes": 2 * problem.d_qk, "visits": visits, "steps": steps}
-    return _decide(CacheRead("workspace", **sizes, in_kernel_step=V4_STEP, pools=len(pools)))
+    once = CacheRead("workspace", sum(pools), 2 * problem.d_qk, visits, steps=steps)
+    return _decide(replace(once, in_kernel_step=V4_STEP, pools=len(pools)))
 
 
 def whole_pools_read(problem: Problem) -> CacheRead:
@@ -263,8 +263,8 @@ def whole_pools_read(problem: Problem) -> CacheRead:
     """
     pools = [x.total_k for x in problem.sources if x.kv_dtype in QUANTIZED]
     seen = problem.most_rows if problem.form == "sparse" else problem.most_keys
-    sizes = {"rows": sum(pools), "row_bytes": 2 * problem.d_qk, "pools": len(pools)}
-    return CacheRead("workspace", visits=problem.total_q * seen, always=True, **sizes)
+    once = CacheRead("workspace", sum(pools), 2 * problem.d_qk, problem.total_q * seen)
+    return replace(once, pools=len(pools), always=True)
 
 
 def named_pages_read(tiles_per_request: int, pool: int, width: int, page_size: int) -> CacheRead:

@@ -29,9 +29,10 @@ __all__ = [
 
 
 def read_by(chosen: Plan, way: str) -> Plan:
-    """The plan with quantized rows read in a given way: "in_kernel", or once, the "whole" pools."""
+    """The plan with quantized rows read in a given way: "in_kernel", or once, the "whole" pools.
+    Rows that can only be read in one way are."""
     read = chosen.config.cache_read
-    if read.mode == "plain":
+    if read.mode == "plain" or read.always:
         return chosen
     rows = sum(source.total_k for source in chosen.problem.sources)
     return replace(chosen, config=replace(chosen.config, cache_read=read.by(way, rows, rows)))

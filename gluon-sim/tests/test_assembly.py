@@ -41,6 +41,16 @@ def test_signed_numbers_are_compared():
     assert not kinds and torch.equal(out, torch.minimum(x[0], x[1]))
 
 
+def test_comparisons_are_joined():
+    text = (
+        "{ .reg .pred p; setp.lt.s32 p, $1, $2; setp.ge.or.s32 p, $1, 0, p; "
+        "selp.f32 $0, 0f00000000, $1, p; }"
+    )
+    x, out, kinds = run(text)
+    assert not kinds
+    assert torch.equal(out, torch.where((x[0] < x[1]) | (x[0] >= 0), 0, x[0]))
+
+
 def test_two_floats_become_two_bytes_the_first_the_high_one():
     text = "{ .reg .b16 a; cvt.rn.satfinite.e4m3x2.f32 a, $1, $2; mov.b32 $0, {a, a}; }"
     x, out, kinds = run(text)

@@ -1,6 +1,7 @@
 """Decode over lists in FlashMLA's conventions and by its limits, checked through the shim.
 
-The sweep is over what that library's users rely on in rows of 656 and 584 bytes: one query a
+The sweep is over what that library's users rely on in rows of 656 and 584 bytes, and in those of
+528 and 288 that its newest release reads in their place (DeepSeek-V4.1): one query a
 request or several, 64 and 128 heads, pages of odd sizes, lists whose tail is cut off or that name
 nothing at all, sinks of both infinities, a second cache with pages of another size, NaN in every
 row that no list names. The definition is spelled out here in float64. Limits are FlashMLA's: out
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from openmla.cache import LatentCache
 from openmla.compat.flash_mla import flash_mla_with_kvcache, get_mla_metadata
+from openmla.formats import FORMATS
 
 OUT_ABSOLUTE, OUT_RELATIVE, OUT_COSINE, LSE_LIMIT = 1e-3, 2.01 / 128, 5e-6, 8.01 / 65536
 INT32 = torch.iinfo(torch.int32)
@@ -37,6 +39,10 @@ class DecodeCase:
     """About how many rows the cache has."""
     page_size: int = 64
     format: str = "fp8_584"
+    extra_format: str = ""
+    """Of the second cache; empty: the first one's."""
+    kv_format: str | None = None
+    """The name that the call gives the rows."""
     extra: tuple[int, int] | None = None
     """Entries of the second list, and rows of a page of the second cache."""
     lengths: bool = False
@@ -69,6 +75,14 @@ def cases() -> Iterator[DecodeCase]:
             made = DecodeCase(requests, s_q, heads, 128, 9000, page_size=256, extra=extra)
             yield replace(made, lengths=True, seed=seed)
             seed += 1
+    arrangements = {"": None, "_split": "V41"}  # scales in the row; behind the rows of a page
+    for heads, s_q, (suffix, name) in product((64, 128), (1, 3), arrangements.items()):
+        rows = {"format": f"fp8_528_v41{suffix}", "extra_format": f"fp4_288{suffix}"}
+        for page, extra in ((32, (512, 64)), (61, (65, 2)), (256, None), (64, (1024, 69))):
+            made = DecodeCase(4, s_q, heads, 128, page_size=page, extra=extra, kv_format=name)
+            more = {"lengths": seed % 2 == 1, "sink": seed % 3 > 0, "nothing": seed % 11 == 10}
+            yield replace(made, **rows, **more, seed=seed)
+            seed += 1
 
 
 class _Cache(NamedTuple):
@@ -86,9 +100,9 @@ def problems(case: DecodeCase, device: torch.device | str) -> list[str]:
     """What is wrong with openmla's answer, in words; nothing when all is right."""
     g = torch.Generator("cpu").manual_seed(case.seed)
     q = (torch.randn(case.requests, case.s_q, case.heads, case.width, generator=g) / 2).bfloat16()
-    caches = [_drawn(case, case.topk, case.page_size, g)]
+    caches = [_drawn(case, case.format, case.topk, case.page_size, g)]
     if case.extra is not None:
-        caches.append(_drawn(case, *case.extra, g))
+        caches.append(_drawn(case, case.extra_format or case.format, *case.extra, g))
     sink = None
     if case.sink:
         sink = torch.randn(case.heads, generator=g)
@@ -99,6 +113,7 @@ def problems(case: DecodeCase, device: torch.device | str) -> list[str]:
         "head_dim_v": 512,
         "tile_scheduler_metadata": get_mla_metadata()[0],
         "is_fp8_kvcache": True,
+        "kv_format": case.kv_format,
         "attn_sink": None if sink is None else sink.to(device),
         **_given(caches[0], "k_cache", "indices", "topk_length", device),
     }
@@ -115,7 +130,7 @@ def _given(cache: _Cache, rows: str, lists: str, lengths: str, device: Any) -> d
     return {rows: cache.k_cache.to(device), lists: cache.indices.to(device), lengths: cut}
 
 
-def _drawn(case: DecodeCase, topk: int, page_size: int, g: torch.Generator) -> _Cache:
+def _drawn(case: DecodeCase, format: str, topk: int, page_size: int, g: torch.Generator) -> _Cache:
     """Pages of rows, NaN wherever no list names one."""
     pages, shape = -(-case.rows // page_size), (case.requests, case.s_q, topk)
     rows = pages * page_size
@@ -131,14 +146,12 @@ def _drawn(case: DecodeCase, topk: int, page_size: int, g: torch.Generator) -> _
     if case.lengths:
         lengths = torch.randint(0, topk + 1, (case.requests,), generator=g).int()
         counts &= torch.arange(topk) < lengths[:, None, None]
-    latent, rope, row_bytes = 512, case.width - 512, int(case.format.removeprefix("fp8_"))
+    latent, rope = 512, case.width - 512
+    row_bytes = FORMATS[format].layout(latent, rope).row_bytes
     used = indices[counts].unique()
     values = torch.randn(len(used), case.width, generator=g) / 2
     k_cache = torch.full((pages, page_size * row_bytes), 0xFF, dtype=torch.uint8)
-    if case.format == "fp8_656":
-        view = LatentCache(k_cache.view(pages, page_size, -1), None, latent, rope, "fp8_656")
-    else:
-        view = LatentCache.from_pages(k_cache, page_size=page_size, rope=0, format="fp8_584")
+    view = LatentCache.from_pages(k_cache, page_size=page_size, rope=rope, format=format)
     view.append(values[:, :latent], values[:, latent:] if rope else None, used)
     read = torch.zeros(rows, case.width, dtype=torch.float64)
     read[used] = view.gather(used).double()

@@ -26,7 +26,8 @@ def test_the_sweep_is_what_it_says() -> None:
     listed = list(cases())
     assert len(listed) == len({case.seed for case in listed}) > 100
     assert {case.heads for case in listed} == {64, 128}
-    assert {case.format for case in listed} == {"fp8_584", "fp8_656"}
+    v41 = {"fp8_528_v41", "fp8_528_v41_split"}
+    assert {case.format for case in listed} == {"fp8_584", "fp8_656", *v41}
     assert {2, 61, 64, 69, 576} == {case.extra[1] for case in listed if case.extra}
     assert {case.s_q for case in listed} >= {1, 2, 3}
     for name in ("lengths", "sink", "nothing"):

@@ -193,18 +193,49 @@ def test_it_compiles_as_one_graph() -> None:
     assert formula.same_bits(attend(call["q"]), openmla.mla_prefill(**call, window=3))
 
 
+OWN_KERNELS = {"dense": {"hopper"}, "latent": set()}
+"""Families that serve a window beside the portable kernels and the CPU's."""
+CHIPS = {"h200": "hopper", "b200": "blackwell", "mi355x": "cdna4", "a100": "portable"}
+
+
 @pytest.mark.parametrize("problem", [DENSE, LATENT], ids=["dense", "latent"])
-def test_no_chips_own_kernel_takes_it_so_auto_is_the_portable_one(problem: Problem) -> None:
-    for target in ("h200", "b200", "mi355x", "a100"):
-        assert plan(problem, target=target).backend == "portable"
-        assert "window of 128" in plan(problem, target=target).explain()
+def test_hoppers_dense_kernel_takes_it_and_elsewhere_auto_is_the_portable_one(
+    problem: Problem,
+) -> None:
+    own = OWN_KERNELS[problem.form]
+    for target, backend in CHIPS.items():
+        chosen = plan(problem, target=target)
+        assert chosen.backend == (backend if backend in own else "portable")
+        assert "window of 128" in chosen.explain()
+        if backend not in own | {"portable"}:
+            with pytest.raises(Unsupported, match="window 128: not served"):
+                plan(problem, target=target, backend=backend)
     serving = {
         f.name for f in FAMILIES for k in f.of_form(problem.form) if k.serves.mentions("window")
     }
-    assert serving == {"reference", "cpu", "portable"}
-    for target, backend in (("h200", "hopper"), ("b200", "blackwell"), ("mi355x", "cdna4")):
-        with pytest.raises(Unsupported, match="window 128: not served"):
-            plan(problem, target=target, backend=backend)
+    assert serving == {"reference", "cpu", "portable"} | own
+
+
+def test_a_form_that_never_ran_on_a_chip_is_simulated_there() -> None:
+    """Beside one that did, of the same kernel."""
+    windowed = plan(DENSE, target="h200")
+    assert windowed.word == "simulated" and windowed.runs_today
+    assert "never on the chip itself" in windowed.meaning
+    assert plan(replace(DENSE, window=0), target="h200").word == "measured"
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"has_key_mask": True}, "window beside key_mask"),
+        ({"rope": "cache", "page_size": 64}, "window beside rope from pages"),
+    ],
+    ids=str,
+)
+def test_what_hopper_leaves_to_the_portable_kernel(more: dict[str, Any], says: str) -> None:
+    """Values begin with the window, where a copy of bits or of a page may not."""
+    chosen = plan(replace(DENSE, **more), target="h200")
+    assert chosen.backend == "portable" and says in " ".join(chosen.passed_over)
 
 
 def test_splits_follow_the_keys_that_are_seen() -> None:

@@ -212,6 +212,8 @@ CALLS: dict[str, tuple[Callable[..., Callable[..., Any]], dict[str, Any], int]] 
     "dense, no rope": (dense, {"rope": "none", "scale": 0.2}, 1),
     "dense, one block": (dense, {"q_len": 70, "k_len": 70}, 1),
     "dense, split": (dense, {"q_len": 64, "k_len": 9000, **LSE}, 2),
+    "dense, window": (dense, {"window": 128, **LSE}, 1),
+    "dense, window, split": (dense, {"q_len": 64, "k_len": 9000, "window": 8000}, 2),
     "dense, fp8": (dense, {**WIDE_V, **LSE}, 1),
     "dense, fp8, factors": (dense, {**WIDE_V, "factors": True}, 1),
     "dense, fp8, rope from pages": (dense, {**WIDE_V, "rope": "pages", "batch": 2}, 1),

@@ -102,6 +102,11 @@ RUNS: dict[str, tuple[PlanOf, Case]] = {
         partial(hopper.plan_of, sm_count=12),
         replace(DENSE, heads=1, q_lens=(5, 3), k_lens=(4500, 4400)),
     ),
+    "hopper dense, window": (hopper.plan_of, replace(DENSE, window=40)),
+    "hopper dense, window, split": (
+        partial(hopper.plan_of, sm_count=12),
+        replace(DENSE, heads=1, q_lens=(5, 3), k_lens=(4500, 4400), window=4300),
+    ),
     "hopper dense fp8": (hopper.plan_of, FP8),
     "hopper dense fp8, pages": (
         hopper.plan_of,

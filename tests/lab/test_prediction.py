@@ -16,6 +16,7 @@ from openmla.lab.bench.predicted import SHAPES, problem_of
 from openmla.lab.prediction import (
     ERROR,
     Prediction,
+    _work,
     _work_of_waves,
     predict,
     useful_flops,
@@ -142,6 +143,20 @@ def test_useful_flops() -> None:
     small = Problem(form="dense", heads=1, d_nope=64, d_rope=64, d_v=128, total_q=2, total_k=3)
     assert useful_flops(small) == 2 * (2 + 3) * 256
     assert useful_flops(replace(small, causal=False)) == 2 * 6 * 256
+    assert useful_flops(replace(small, window=2)) == 2 * (2 + 2) * 256
+
+
+def test_a_window_is_predicted_by_its_own_blocks() -> None:
+    """300 queries of 1000 keys: the table at the head of the kernel's tiles.py. Without a$
+    window there are 7 or 8."""
+    sizes = {"heads": 1, "d_nope": 128, "d_rope": 64, "d_v": 128, "total_q": 300, "total_k": 1000}
+    windowed = replace(V3, **sizes, self_attention=False, window=100)
+    chosen = plan(windowed, "h200")
+    chosen = replace(chosen, config=chosen.config.with_num_qo(2))
+    assert _work(chosen) == [2, 2, 2]
+    assert _work(replace(chosen, problem=replace(windowed, window=0))) == [7, 8, 8]
+    found = predict(chosen)
+    assert found is not None and found.clocks > 0
 
 
 def test_command() -> None:

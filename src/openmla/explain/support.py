@@ -73,6 +73,9 @@ FEATURES: dict[str, AnyProblem] = {
     "sparse 512+64, fp8 throughout": replace(_SPARSE, page_size=0, **_FP8),
     "sparse 512+0, bf16": replace(_SPARSE, d_rope=0, rope="none"),
     "window and list 512+0, fp8_584 (DeepSeek-V4)": replace(_WINDOW, second=_ENTRIES),
+    "window and list 512+0, fp8_528_v41 and fp4_288 (DeepSeek-V4.1)": replace(
+        _WINDOW, kv_dtype="fp8_528_v41", second=replace(_ENTRIES, kv_dtype="fp4_288")
+    ),
     "index scores, 64 heads, pages of 64": _SCORES,
     "index scores, 64 heads, contiguous keys": replace(_SCORES, page_size=0),
     "selection of 2048": _SELECT,

@@ -45,6 +45,7 @@ from openmla.planning.latent_split import LatentSplit
 from openmla.planning.registry import Plan
 from openmla.planning.target import target_by_name
 from openmla.problem import DTYPE_BYTES, Problem
+from openmla.sequences import first_key
 
 FULL = 0.9  # a unit that is busier than this is what bounds a kernel
 BLOCKS = (6, 12)  # lengths that are simulated
@@ -210,7 +211,8 @@ def useful_flops(problem: Problem) -> float:
         return float(problem.flops)
     batch = max(problem.batch, 1)
     q_len, k_len = problem.total_q / batch, problem.total_k / batch
-    seen = sum(max(0.0, min(k_len, k_len - q_len + i + 1)) for i in range(round(q_len)))
+    most = problem.window or k_len
+    seen = sum(max(0.0, min(k_len, most, k_len - q_len + i + 1)) for i in range(round(q_len)))
     return 2.0 * problem.heads * batch * seen * (problem.d_qk + problem.d_v)
 
 
@@ -281,16 +283,21 @@ def _as_installed(chosen: Plan) -> Plan:
 
 def _dense_blocks(q_len: int, k_len: int, chosen: Plan) -> Iterator[float]:
     """Blocks of keys by work item. Where a Blackwell kernel has two query tiles, the first skips
-    the blocks that it does not see."""
+    the blocks that it does not see. Blocks before the window of a tile's first row are not visited;
+    they are counted from the first key that any query sees."""
     config, rows = chosen.config, chosen.config.BM * _ctas(chosen)
     tiles = config.num_qo if chosen.backend == "blackwell" else 1
+    keys, window = int(config.BN), chosen.problem.window
+    origin = first_key(k_len - q_len + 1, window)
 
-    def blocks(end: int) -> int:
+    def blocks(begin: int, end: int) -> int:
         seen = k_len - q_len + min(end, q_len) if chosen.problem.causal else k_len
-        return max(-(-min(seen, k_len) // int(config.BN)), 1)
+        before = (first_key(k_len - q_len + begin + 1, window) - origin) // keys
+        return max(-(-(min(seen, k_len) - origin) // keys) - before, 1)
 
     for row in range(0, q_len, rows):
-        yield sum(blocks(row + rows * (i + 1) // tiles) for i in range(tiles)) / tiles
+        ends = [row + rows * (i + 1) // tiles for i in range(tiles)]
+        yield sum(blocks(row, end) for end in ends) / tiles
 
 
 @lru_cache(maxsize=64)
@@ -349,6 +356,7 @@ def _one_item(chosen: Plan, blocks: int, items: int = 1) -> Plan:
             "heads": 1,
             "total_q": config.BM * _ctas(chosen),
             "causal": False,
+            "window": 0,
             "rope": rope,
             "rope_dtype": rope_dtype,
         }

@@ -67,6 +67,8 @@ class CacheRead:
     """Nanoseconds of a step whose rows are dequantized in it."""
     pools: int = 1
     """Pools that are dequantized, in a launch each."""
+    always: bool = False
+    """No kernel dequantizes such rows on their way."""
 
     @property
     def capacity(self) -> int:
@@ -139,6 +141,7 @@ class CacheRead:
         which = f"rows that are named, found by a map of {slots} slots," * (self.mapped > 0)
         least = f"at least {VISITS_TO_PAY} each"
         enough = f"{self.steps} steps of a program" if self.steps else least
+        enough = "the only way to read them" if self.always else enough
         more = "; if more are named, in the kernel" if self.rows > self.capacity else ""
         return (
             f"quantized cache: {which or 'all rows'} are dequantized once into a workspace of "
@@ -247,8 +250,21 @@ def sources_read(problem: Problem, row_blocks: int, programs: int) -> CacheRead:
     seen = [STEP if x.span else x.most_rows for x in problem.sources]
     steps = ceildiv(problem.total_q * row_blocks, programs) * sum(ceildiv(x, STEP) for x in seen)
     visits = problem.total_q * row_blocks * sum(seen)
-    sizes = {"rows": sum(pools), "row_bytes": 2 * problem.d_qk, "visits": visits, "steps": steps}
-    return _decide(CacheRead("workspace", **sizes, in_kernel_step=V4_STEP, pools=len(pools)))
+    once = CacheRead("workspace", sum(pools), 2 * problem.d_qk, visits, steps=steps)
+    return _decide(replace(once, in_kernel_step=V4_STEP, pools=len(pools)))
+
+
+def whole_pools_read(problem: Problem) -> CacheRead:
+    """For rows that no kernel dequantizes on their way: all quantized pools, whole, in every call.
+
+    >>> window = Problem("sparse", 64, 512, 0, 512, topk=128, kv_dtype="fp8_528_v41", total_k=4096)
+    >>> whole_pools_read(window).workspace_bytes
+    4194304
+    """
+    pools = [x.total_k for x in problem.sources if x.kv_dtype in QUANTIZED]
+    seen = problem.most_rows if problem.form == "sparse" else problem.most_keys
+    once = CacheRead("workspace", sum(pools), 2 * problem.d_qk, problem.total_q * seen)
+    return replace(once, pools=len(pools), always=True)
 
 
 def named_pages_read(tiles_per_request: int, pool: int, width: int, page_size: int) -> CacheRead:

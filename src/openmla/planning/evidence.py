@@ -13,8 +13,11 @@ A new kernel is "simulated" until a result file is named here.
 ('simulated', 'portable')
 """
 
+from collections.abc import Collection
 from typing import Literal, get_args
 
+from openmla.formats import V41, V41_FP4, V41_FP4_SPLIT, V41_SPLIT
+from openmla.planning.problems import AnyProblem
 from openmla.planning.target import target_by_name
 
 Word = Literal["measured", "simulated", "portable"]
@@ -25,6 +28,8 @@ MEANING: dict[Word, str] = {
     "never on the chip itself",
     "portable": "plain Triton for any GPU, compiled for this chip, not tuned on it",
 }
+WINDOW = "window"
+V41_ROWS = tuple(rows.name for rows in (V41, V41_SPLIT, V41_FP4, V41_FP4_SPLIT))
 MEASURED = {
     ("hopper", "dense", "h200"): "hopper-dense-h200-2026-11-16.json",
     ("hopper", "dense_fp8", "h200"): "hopper-dense-fp8-h200-2026-11-16.json",
@@ -40,8 +45,13 @@ MEASURED = {
     ("hopper", "select", "h200"): "indexer-h200-2026-11-16.json",
 }
 """Family, kernel and chip -> the file of benchmarks/results that shows it."""
-NEVER_RUN = {("hopper", "sparse", "fp8_584"), ("hopper", "latent", "fp8_584")}
-"""Family, kernel and rows that a measured kernel reads, but that were not there when it ran."""
+NEVER_RUN = {
+    ("hopper", "sparse", "fp8_584"),
+    ("hopper", "latent", "fp8_584"),
+    ("hopper", "dense", WINDOW),
+    *(("hopper", kernel, rows) for kernel in ("sparse", "latent", "attend") for rows in V41_ROWS),
+}
+"""Family, kernel and a form of problem that a measured kernel serves, but did not when it ran."""
 FOLLOWS = {
     ("blackwell", "dense"): "MLAConfig",
     ("blackwell", "dense_pair"): "MLAConfig",
@@ -60,22 +70,37 @@ FOLLOWS = {
 """Family and kernel -> the system of Modular's kernels (docs/modular.md) that it follows."""
 
 
-def word_of(family: str, kernel: str, target: str, rows: str = "") -> Word:
-    """The word for a kernel on a chip; `rows`: the type of the keys that it reads."""
+def forms_of(problem: AnyProblem) -> frozenset[str]:
+    """What a problem asks for that a kernel may have learned after it was measured: the types of
+    the rows that it reads, and a window.
+
+    >>> from openmla.problem import Problem, RowSource
+    >>> sizes = {"heads": 16, "d_nope": 512, "d_rope": 0, "d_v": 512}
+    >>> sorted(forms_of(Problem("sparse", **sizes, second=RowSource(kv_dtype="fp8_584"))))
+    ['bf16', 'fp8_584']
+    >>> sorted(forms_of(Problem("latent", **sizes, page_size=64, window=128)))
+    ['bf16', 'window']
+    """
+    rows = {str(source.kv_dtype) for source in getattr(problem, "sources", ())}
+    return frozenset(rows | ({WINDOW} if getattr(problem, "window", 0) else set()))
+
+
+def word_of(family: str, kernel: str, target: str, forms: Collection[str] = ()) -> Word:
+    """The word for a kernel on a chip; `forms`: those of a problem."""
     if family in ("portable", "reference"):
         return "portable"
     if family == "cpu":  # where tests run, every one of them
         return "measured"
-    if (family, kernel, rows) in NEVER_RUN:
+    if any((family, kernel, form) in NEVER_RUN for form in forms):
         return "simulated"
     return "measured" if (family, kernel, target) in MEASURED else "simulated"
 
 
-def meaning_of(family: str, kernel: str, target: str, rows: str = "") -> str:
+def meaning_of(family: str, kernel: str, target: str, forms: Collection[str] = ()) -> str:
     """What the word says of this kernel on this chip."""
     if family == "reference":
         return "the definition itself, in float64: slow, and right wherever torch runs"
-    word = word_of(family, kernel, target, rows)
+    word = word_of(family, kernel, target, forms)
     arch = target_by_name(target).arch
     relatives = [
         chip

@@ -23,7 +23,7 @@ from openmla.kernels.cdna4.family import CDNA4
 from openmla.kernels.cpu.family import CPU, REFERENCE
 from openmla.kernels.hopper.family import HOPPER
 from openmla.kernels.portable.family import PORTABLE
-from openmla.planning.evidence import Word, meaning_of, word_of
+from openmla.planning.evidence import Word, forms_of, meaning_of, word_of
 from openmla.planning.family import Block, Family, Kernel
 from openmla.planning.latent_split import LatentSplit, why_slower_unsplit
 from openmla.planning.problems import AnyProblem, decode_problem
@@ -91,16 +91,12 @@ class Plan:
     @property
     def word(self) -> Word:
         """How the kernel is known to work on the chip: measured, simulated or portable."""
-        return word_of(self.backend, self.kernel_name, self.target, self._rows)
+        return word_of(self.backend, self.kernel_name, self.target, forms_of(self.problem))
 
     @property
     def meaning(self) -> str:
         """What the word says, in a sentence."""
-        return meaning_of(self.backend, self.kernel_name, self.target, self._rows)
-
-    @property
-    def _rows(self) -> str:
-        return str(getattr(self.problem, "kv_dtype", ""))
+        return meaning_of(self.backend, self.kernel_name, self.target, forms_of(self.problem))
 
     @property
     def status(self) -> str:

@@ -182,6 +182,7 @@ _COMPARE: dict[str, tuple[type, Callable[..., Any]]] = {
     "lt.f32": (np.float32, np.less),
     "gt.f32": (np.float32, np.greater),
     "lt.s32": (np.int32, np.less),
+    "ge.s32": (np.int32, np.greater_equal),
     "eq.u32": (np.uint32, np.equal),
     "ne.b32": (np.uint32, np.not_equal),
 }

@@ -17,10 +17,13 @@ from openmla.kernels.hopper.dense_fp8.plan import (
 )
 from openmla.kernels.hopper.indexer.plan import INDEX_KERNELS
 from openmla.kernels.hopper.latent.plan import (
+    ONCE_CACHES,
     ROW_CACHES,
     HopperLatentConfig,
     most_places,
+    reads_once,
     select_hopper_latent_config,
+    why_slower_once,
 )
 from openmla.kernels.hopper.latent_fp8.plan import (
     HopperLatentFp8Config,
@@ -28,12 +31,14 @@ from openmla.kernels.hopper.latent_fp8.plan import (
 )
 from openmla.kernels.hopper.sparse_backward.plan import HOPPER_SPARSE_BACKWARD
 from openmla.planning.dequantize import (
+    DEQUANTIZED_CAP,
     CacheRead,
     listed_cache_read,
     mean_length,
     named_pages_read,
     read_once,
     sources_read,
+    whole_pools_read,
 )
 from openmla.planning.family import Block, Family, Kernel, Pipeline
 from openmla.planning.latent_split import MOST_ROWS, FixedSplit
@@ -135,7 +140,9 @@ def _latent(problem: Problem, target: Target) -> HopperLatentConfig:
         invariant=problem.invariant,
     )
     config = replace(config, few=config.few_queries(problem))
-    if any(name in ROW_CACHES for name in formats):
+    if reads_once(problem):
+        config = replace(config, cache_read=whole_pools_read(problem))
+    elif any(name in ROW_CACHES for name in formats):
         config = replace(config, cache_read=_cache_read(problem, config))
     return config
 
@@ -213,14 +220,16 @@ _LISTS: dict[Field, Allowed] = {
 # What else there may be has a kernel of its own, whose refusal then says more.
 _ONE_LIST: dict[Field, Allowed] = {
     ("span", "second"): OneOf(
-        (False, None), why=f"kernel attend has spans and second sources, of bf16 and {V4.name} rows"
+        (False, None), why="kernel attend has spans and second sources, of bf16, V4 and V4.1 rows"
     ),
 }
 # FP8 caches that FP8 queries read: one scale per row.
 _CACHES = ("fp8_token",)
 _FP8_ROWS = {**_ROWS, ("d_nope", "d_v"): OneOf((512, 512)), "d_rope": OneOf(0, 64)}
 _FP8_OVER_CACHES = tuple(("e4m3", name, name, name) for name in _CACHES)
-_BF16_OVER_CACHES = tuple(("bf16", name, name, name) for name in ROW_CACHES)
+_BF16_OVER_CACHES = tuple(("bf16", name, name, name) for name in (*ROW_CACHES, *ONCE_CACHES))
+# Rows of several sources.
+_SOURCES = ("bf16", V4.name, *ONCE_CACHES)
 
 _DENSE = {
     "heads": Range(1, MAX_HEADS),
@@ -255,9 +264,25 @@ _MASKED: Limit[Problem] = Limit(
     ),
 )
 
+# V begins where the window does, wherever in a page or a word of bits that may be.
+_WINDOWED: Limit[Problem] = Limit(
+    lambda p: not p.window or not (p.rope == "cache" or p.has_key_mask),
+    lambda p: (
+        f"window beside {'key_mask' if p.has_key_mask else 'rope from pages'}: blocks of keys "
+        "begin with the window, not where a copy of bits or of a page may"
+    ),
+)
 _V4_WIDTHS: Limit[Problem] = Limit(
     lambda p: p.kv_dtype != V4.name or (p.d_nope, p.d_rope) == (512, 0),
     lambda p: f"kv_dtype {p.kv_dtype} at {p.d_nope} + {p.d_rope} columns: 512 + 0 are served",
+)
+_ONCE_WIDTHS: Limit[Problem] = Limit(
+    lambda p: p.kv_dtype not in ONCE_CACHES or (p.d_nope, p.d_rope) == (512, 0),
+    lambda p: f"kv_dtype {p.kv_dtype} at {p.d_nope} + {p.d_rope} columns: there are 512 + 0",
+)
+_ONCE_FITS: Limit[Problem] = Limit(
+    lambda p: not reads_once(p) or _once_bytes(p) <= DEQUANTIZED_CAP,
+    lambda p: f"a workspace of dequantized pools of {_once_bytes(p)} bytes > {DEQUANTIZED_CAP}",
 )
 _SEVERAL: Limit[Problem] = Limit(
     lambda p: p.span or p.second is not None,
@@ -273,6 +298,11 @@ _COUNTED: Limit[Problem] = Limit(
     lambda p: most_places(p) <= MOST_ROWS - 256 and all(x.total_k <= MOST_ROWS for x in p.sources),
     lambda p: f"{most_places(p)} places of a query, or rows of a pool: 2^31 - 257 are counted",
 )
+
+
+def _once_bytes(problem: Problem) -> int:
+    """Bytes of all rows of all pools in bf16."""
+    return 2 * problem.d_qk * sum(source.total_k for source in problem.sources)
 
 
 def _invariant_parts(problem: Problem) -> int:
@@ -306,6 +336,7 @@ _rows_kernel = partial(
     config=HopperLatentConfig,
     choose=_latent,
     variant=HopperLatentConfig.variant,
+    slower=why_slower_once,
     block=_latent_block,
     launcher="openmla.kernels.hopper.latent.launch",
 )
@@ -335,9 +366,11 @@ HOPPER = Family(
                 "d_v": OneOf(16, 32, 64, 128, 256),
                 **_DENSE,
                 **either("has_key_mask", "has_k_start"),
+                "window": ANY,
             },
             _ROPE_FROM_PAGES,
             _MASKED,
+            _WINDOWED,
             config=HopperDenseConfig,
             choose=_dense,
             variant=HopperDenseConfig.variant,
@@ -365,6 +398,8 @@ HOPPER = Family(
                 **either("causal", "invariant"),
             },
             _V4_WIDTHS,
+            _ONCE_WIDTHS,
+            _ONCE_FITS,
             _PARTS_COUNTED,
             explain=_latent_lines,
         ),
@@ -379,12 +414,14 @@ HOPPER = Family(
                 **_LISTS,
             },
             _V4_WIDTHS,
+            _ONCE_WIDTHS,
+            _ONCE_FITS,
         ),
         _rows_kernel(
             "attend",
             {
                 "form": OneOf("sparse"),
-                DTYPES: OneOf(*alike("bf16"), ("bf16", *[V4.name] * 3)),
+                DTYPES: OneOf(*(("bf16", *[name] * 3) for name in _SOURCES)),
                 **_ROWS,
                 ("d_nope", "d_v"): OneOf((512, 512)),
                 "d_rope": OneOf(0),
@@ -394,7 +431,7 @@ HOPPER = Family(
                 "second": Second(
                     {
                         **SECOND,
-                        "kv_dtype": OneOf("bf16", V4.name),
+                        "kv_dtype": OneOf(*_SOURCES),
                         "page_size": Range(0, MOST_PAGE_ROWS),
                     }
                 ),
@@ -403,6 +440,7 @@ HOPPER = Family(
             },
             _SEVERAL,
             _COUNTED,
+            _ONCE_FITS,
         ),
         _rows_fp8_kernel(
             "sparse_fp8",

@@ -8,7 +8,9 @@ lists and tables.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from torch import Tensor
 from openmla import LatentCache, Listed, Span, reference
 from openmla.dispatch import plan_call
 from openmla.errors import InvalidArgument, Unsupported
+from openmla.formats import FORMATS
 from openmla.kernels.launch import launch
 from openmla.lab.testing.build import Outcome
 from openmla.lab.testing.compare import compare
@@ -28,6 +31,7 @@ from openmla.sources import Source
 
 ROW, SCALES = 576, 8  # bytes
 GAP = 48  # bytes between pages
+V41_NAMES = ("fp8_528_v41", "fp4_288")  # with scales in the row, and behind the rows of a page
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,22 @@ def bf16_cache(pages: int, page_size: int, poisoned: bool, device: Any = "cpu") 
     )
 
 
-CACHES = {"fp8_584": v4_cache, "bf16": bf16_cache}
+def engine_cache(
+    format: str, pages: int, page_size: int, poisoned: bool, device: Any = "cpu"
+) -> LatentCache:
+    """Pages of rows of any format, with gaps; bytes of ones, which are NaN somewhere in each block,
+    or zeros."""
+    bytes_of_rows = page_size * FORMATS[format].layout(512, 0).row_bytes
+    step = -(-(bytes_of_rows + GAP) // 16) * 16
+    raw = torch.full((pages, step), 0xFF if poisoned else 0, dtype=torch.uint8, device=device)
+    return LatentCache.from_pages(raw, page_size=page_size, format=format, rope=0)
+
+
+CACHES: dict[str, Callable[..., LatentCache]] = {
+    "fp8_584": v4_cache,
+    "bf16": bf16_cache,
+    **{name: partial(engine_cache, name) for name in FORMATS if name.startswith(V41_NAMES)},
+}
 
 
 def ints(values: Any) -> Tensor:

@@ -6,7 +6,18 @@ from dataclasses import dataclass, replace
 
 from gluon_sim import Kind
 from kernels.hopper.dense.setups import Setup
-from kernels.hopper.dense.test_kernel import EDGES, FULL_TABLE, MASKED, ONE_BLOCK, PAGED, PEAKY, V3
+from kernels.hopper.dense.test_kernel import (
+    BLOCKS,
+    EDGES,
+    FULL_TABLE,
+    MASKED,
+    ONE_BLOCK,
+    PAGED,
+    PEAKY,
+    V3,
+    WINDOW,
+    WITHIN_BLOCKS,
+)
 from kernels.mutants import NOTHING, Defect
 
 # Every block of keys raises the maximum: they are walked from the last to the first.
@@ -40,6 +51,15 @@ SETUPS = {
     "last word": Setup(replace(MASKED, k_lens=(300, 129), spare=0)),
     "few keys": Setup(replace(MASKED, key_mask="few", causal=False, q_lens=(99,), k_lens=(520,))),
     "mask, split": Setup(replace(SPLIT, key_mask="half"), short_ranges=True),
+    "window": Setup(replace(WINDOW, heads=1)),
+    "window, blocks": Setup(BLOCKS),
+    "window of blocks": Setup(replace(BLOCKS, q_lens=(130,), k_lens=(900,), window=513)),
+    "window, within blocks": Setup(WITHIN_BLOCKS),
+    "window, split": Setup(replace(SPLIT, window=600), short_ranges=True),
+    # The second tile begins with the second block of the first range, which ends in the third.
+    "window, split tiles": Setup(
+        replace(SPLIT, q_lens=(190,), k_lens=(900,), window=500), short_ranges=True
+    ),
 }
 
 
@@ -88,7 +108,7 @@ SCHEDULER = [
         "scheduler",
         "mbarrier.arrive(bars.t_ready.index(slot), count=1)",
         NOTHING,
-        after="static_range(SLOT + 1)",
+        after="for field in gl.static_range",
     ),
     DenseDefect(
         "rows after 32 requests are nobody's",
@@ -187,6 +207,96 @@ TILES = [
         "tiles",
         "seen = k_len - q_len",
         "seen = 0",
+    ),
+]
+WINDOWS = [
+    DenseDefect(
+        "keys begin where they do without a window",
+        None,
+        "tiles",
+        "k_start += before",
+        NOTHING,
+        "window",
+    ),
+    DenseDefect(
+        "keys begin one too late",
+        None,
+        "tiles",
+        "first_key(k_len - q_len + 1, requests.window)",
+        "first_key(k_len - q_len + 2, requests.window)",
+        "window",
+    ),
+    DenseDefect(
+        "a row sees the key before its window",
+        None,
+        "scheduler",
+        "item.seen - requests.window",
+        "item.seen - requests.window - 1",
+        "window",
+    ),
+    DenseDefect(
+        "windows of the second consumer begin with those of the first",
+        None,
+        "dense",
+        "since += WHO * 64",
+        NOTHING,
+        "window",
+    ),
+    DenseDefect(
+        "windows begin with the first row's in every block but the last",
+        None,
+        "dense",
+        "since = limits.since - skip",
+        "since = limits.since",
+        "window, within blocks",
+    ),
+    DenseDefect(
+        "a block that a window cuts in its middle needs no mask",
+        None,
+        "tiles",
+        "(last + BN - 1) // BN",
+        "last // BN",
+        "window of blocks",
+    ),
+    DenseDefect(
+        "blocks are cut by the first row's window alone",
+        None,
+        "tiles",
+        "first_key(seen + gl.minimum(rows, BM) - 1, window)",
+        "first_key(seen, window)",
+        "window of blocks",
+    ),
+    DenseDefect(
+        "one block fewer is masked again",
+        None,
+        "dense",
+        "gl.maximum(blocks - cut, masked)",
+        "gl.maximum(blocks - cut + 1, masked)",
+        "window of blocks",
+    ),
+    DenseDefect(
+        "a tile sees keys as if its blocks began with the request's",
+        None,
+        "tiles",
+        "seen=item.seen - first,",
+        "seen=item.seen,",
+        "window, blocks",
+    ),
+    DenseDefect(
+        "keys of a tile end where those of a later one would",
+        None,
+        "tiles",
+        "keys=item.keys - first,",
+        "keys=item.keys,",
+        "window, split tiles",
+    ),
+    DenseDefect(
+        "the merge knows of no window",
+        None,
+        "merge",
+        "window=window,",
+        "",
+        "window, split",
     ),
 ]
 PRODUCER = [
@@ -732,4 +842,4 @@ MASK = [
         "few keys",
     ),
 ]
-DEFECTS = [*ONE_REQUEST, *SCHEDULER, *TILES, *PRODUCER, *CONSUMER, *RESULTS, *HOST, *MASK]
+DEFECTS = [*ONE_REQUEST, *SCHEDULER, *TILES, *WINDOWS, *PRODUCER, *CONSUMER, *RESULTS, *HOST, *MASK]

@@ -43,6 +43,13 @@ MASKED = replace(V3, heads=1, q_lens=(70, 129), k_lens=(300, 257), key_mask="hal
 ONE_BLOCK = replace(V3, q_lens=(70,), k_lens=(100,), spare=7)
 # Nothing follows the entries of the last request, the longest.
 FULL_TABLE = replace(PAGED, q_lens=(33, 5), k_lens=(70, 300), spare=0)
+# 70 queries of 300 keys: the first sees keys 131 to 230, the last 200 to 299. All keys of the third
+# request are in its window.
+WINDOW = replace(V3, q_lens=(70, 3, 5), k_lens=(300, 260, 9), window=100)
+# Four tiles of 64 rows or two of 128: a window of one block, in the middle of which blocks begin.
+BLOCKS = replace(WINDOW, heads=1, q_lens=(250,), k_lens=(700,), window=128, spare=0)
+# Some queries see all keys before them: windows of others begin anywhere in two blocks.
+WITHIN_BLOCKS = replace(BLOCKS, k_lens=(300,), window=100)
 CASES = {
     "causal": V3,
     "edges": EDGES,
@@ -86,11 +93,28 @@ CASES = {
     "one block, no keys": replace(ONE_BLOCK, k_lens=(0,)),
     "one block, 128+0": replace(ONE_BLOCK, d_rope=0, rope="none"),
     "split": SPLIT,
+    # Ranges of the 4449 keys from the first that a query of the first request sees.
+    "split, window": replace(SPLIT, q_lens=(50, 20), k_lens=(4500, 300), window=4400),
     "split, no lse": replace(SPLIT, heads=1, q_lens=(5,), k_lens=(4500,), return_lse=False),
     # More requests than are looked at together; the one that is split comes after the first 32.
     "split, 40 requests": replace(
         SPLIT, heads=1, q_lens=(1,) * 40, k_lens=(3,) * 37 + (4500, 7, 0), sink="mixed"
     ),
+    "window": WINDOW,
+    "window of a key": replace(WINDOW, heads=1, q_lens=(70, 129), k_lens=(71, 300), window=1),
+    "window, blocks": BLOCKS,
+    "window, within blocks": WITHIN_BLOCKS,
+    # With blocks that all rows see whole between those in which windows begin and end.
+    "window of blocks": replace(BLOCKS, q_lens=(130,), k_lens=(900,), window=513, sink="mixed"),
+    "window as wide as the keys": replace(WINDOW, window=300),
+    "window and more queries than keys": replace(
+        WINDOW, q_lens=(200, 0, 3, 64), k_lens=(50, 10, 0, 64), window=17
+    ),
+    "window, rope per head, fp16": replace(WINDOW, rope="per_head", dtype="fp16", scale=-0.1),
+    "window, 192+64": replace(BLOCKS, d_nope=192, d_v=256, q_lens=(130,), window=65),
+    "window, 128+0": replace(WINDOW, d_rope=0, rope="none", return_lse=False),
+    "window, rising": replace(BLOCKS, values="rising", window=200),
+    "window in one block": replace(ONE_BLOCK, window=20),
     "mask": MASKED,
     "mask of few": replace(MASKED, key_mask="few", sink="normal"),
     "mask, full": replace(MASKED, causal=False),
@@ -120,7 +144,10 @@ def test_right_clean_and_deaf_to_poison(name: str, num_qo: int) -> None:
     assert_right_clean_and_deaf_to_poison(case, planned, seed=num_qo)
 
 
-@pytest.mark.parametrize("name", ["causal", "pages of 16", "192+64", "split"])
+@pytest.mark.parametrize(
+    "name",
+    ["causal", "pages of 16", "192+64", "split", "window, blocks", "window, 192+64"],
+)
 def test_one_and_two_query_tiles_give_the_same_bits(name: str) -> None:
     case = CASES[name]
     built = on(case)
@@ -175,6 +202,33 @@ def test_requests_may_share_keys(name: str, num_qo: int) -> None:
     for seed in (num_qo,) if all_keys else (num_qo, num_qo + 2):
         change = partial(with_shared_keys, seed=seed, all_keys=all_keys)
         assert_right_clean_and_deaf_to_poison(case, planned, seed, change)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_requests_with_windows_may_share_keys(seed: int) -> None:
+    """What one does not address, another may: all keys hold numbers."""
+
+    def windowed(built: BuiltCase) -> BuiltCase:
+        shared = with_shared_keys(built, seed)
+        operands = replace(shared.operands, window=100)
+        return replace(shared, operands=operands, case=replace(shared.case, window=100))
+
+    whole = replace(WINDOW, window=0)
+    assert_right_clean_and_deaf_to_poison(whole, run, seed, windowed)
+
+
+@pytest.mark.parametrize("num_qo", [1, 2])
+def test_blocks_before_the_window_of_a_tile_are_not_read(num_qo: int) -> None:
+    """A value that the first query sees and no other: rows of other tiles, which share its key's
+    request, multiply it by no weight, not even 0."""
+    built = on(BLOCKS)
+    op = built.operands
+    assert isinstance(op, DenseOperands)
+    spoiled = replace(built, operands=replace(op, v=op.v.clone()))
+    spoiled.operands.v[700 - 250 + 1 - 128] = torch.nan
+    want, got = (run(x, plan_of(x, 2, num_qo))[0].out for x in (built, spoiled))
+    assert torch.isnan(got[0]).all()
+    assert torch.equal(got[128:], want[128:]) and torch.isfinite(got[128:]).all()
 
 
 def test_keys_where_they_are_by_themselves_change_no_bit() -> None:

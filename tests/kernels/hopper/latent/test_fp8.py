@@ -12,6 +12,7 @@ import torch
 import openmla.kernels.hopper.latent.launch as launcher
 from gluon_sim import Report, intercept
 from kernels.hopper.simulated import plan_of, run
+from kernels.judging import assert_right_clean_and_deaf_to_poison
 from openmla import dispatch
 from openmla.cache import LatentCache
 from openmla.kernels.gluon.dequantize.launch import Filling, addressed_once, lists_of
@@ -91,6 +92,14 @@ CASES |= {
     ),
     "pages, no sequences": replace(PAGES, q_lens=(), k_lens=(), spare=3),
 }
+ONCE = {
+    "list of fp8_528_v41_split, sink": replace(
+        V4, kv="fp8_528_v41_split", sink="mixed", page_size=2, topk_lengths="wild"
+    ),
+    "list of fp4_288, 70 heads": replace(V4, kv="fp4_288", heads=70, return_max_logits=True),
+    "pages, fp8_528_v41": replace(PAGES, d_rope=0, rope="none", kv="fp8_528_v41"),
+    "pages, fp4_288_split": replace(PAGES, d_rope=0, rope="none", kv="fp4_288_split"),
+}
 # CI looks at the latest schedule; a changed kernel needs OPENMLA_SIM_SEEDS=20.
 SEEDS = int(os.environ.get("OPENMLA_SIM_SEEDS", "1"))
 MODES = ("in_kernel", "named", "whole")
@@ -98,6 +107,15 @@ MODES = ("in_kernel", "named", "whole")
 
 def on(case: Case, background: str = "zero") -> BuiltCase:
     return build(case, memory=Memory("cpu", background))
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_rows_of_v41_are_dequantized_before(name: str) -> None:
+    """In one launch, whatever their pools hold, and attended to as bf16 rows."""
+    chosen = plan_of(on(ONCE[name]))
+    assert chosen.backend == "hopper" and chosen.config.cache_read.always
+    assert chosen.variant.workspace == Workspace(False, chosen.variant.workspace.units, False)
+    assert_right_clean_and_deaf_to_poison(ONCE[name], run)
 
 
 def plan_with(built: BuiltCase, mode: str) -> Plan:

@@ -14,13 +14,16 @@ from kernels.judging import assert_clean
 from openmla import dispatch, reference
 from openmla.compat.flash_mla import flash_mla_with_kvcache, get_mla_metadata
 from openmla.errors import Unsupported
+from openmla.kernels.gluon.dequantize.launch import Filling, dequantized_sources
 from openmla.kernels.hopper.latent.plan import most_places
 from openmla.lab.testing.build import Outcome
 from openmla.lab.testing.compare import compare
 from openmla.lab.testing.memory.poison import differences
 from openmla.lab.testing.simulate import plan_on, simulated
-from openmla.operands import AttendOperands, SparseOperands
+from openmla.lab.testing.sources import CACHES
+from openmla.operands import AttendOperands, SparseOperands, Weights
 from openmla.planning import Plan, plan, target_by_name
+from openmla.planning.dequantize import Workspace
 from openmla.problem import Problem, RowSource
 from openmla.sources import Listed
 from two_sources import Setup, as_lists, new_results, one_token, operands, read_by
@@ -101,6 +104,104 @@ def test_right_and_deaf_to_poison(name: str) -> None:
     assert not differences(attend(operands(SETUPS[name], poisoned=False)), outcome)
     empty = reference.of(op).keys == 0
     assert bool(empty.any()) == ("without" not in name)
+
+
+V41 = ("fp8_528_v41", "fp4_288")
+V41_SETUPS = {
+    "V4.1, span and list": Setup(kinds=("span", "list"), formats=V41, pages=(32, 64)),
+    "V4.1, split, 70 heads": Setup(
+        formats=("fp8_528_v41_split", "fp4_288_split"), pages=(64, 2), heads=70, seed=1
+    ),
+    "V4.1, FP4 first": Setup(
+        kinds=("list", "span"), formats=("fp4_288_split", "fp8_528_v41"), pages=(16, 24), seed=2
+    ),
+    "V4.1 window and V4 rows": Setup(
+        kinds=("span", "list"), formats=("fp8_528_v41_split", "fp8_584"), seed=3
+    ),
+    "bf16 window and FP4 rows": Setup(
+        kinds=("span", "span"), formats=("bf16", "fp4_288"), pages=(24, 64), seed=4
+    ),
+    "V4.1, window alone": Setup(
+        kinds=("span",), formats=("fp8_528_v41",), first=(65, 0, 63, 64, 130, 1), seed=5
+    ),
+}
+V41_QUICK = ("V4.1, span and list", "V4.1, split, 70 heads")
+
+
+def over_bf16_rows(op: AttendOperands) -> AttendOperands:
+    """The same rows, in bf16."""
+    sources = []
+    for source in op.sources:
+        pool = source.rows
+        rows = pool.gather(torch.arange(pool.rows)).bfloat16()
+        wide = openmla.LatentCache(rows.view(pool.num_pages, -1, 512), None, 512, 0, "bf16")
+        name = "rows" if isinstance(source, Listed) else "cache"
+        sources.append(replace(source, **{name: wide}))
+    return replace(op, sources=tuple(sources))
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in V41_QUICK else pytest.mark.long) for n in V41_SETUPS]
+)
+def test_rows_of_v41_are_dequantized_once(name: str) -> None:
+    """A launch for each quantized pool, then one that has the bits of the same rows in bf16."""
+    op = operands(V41_SETUPS[name])
+    once = plan_on("h200", op, new_results(op), 2)
+    assert once.kernel_name == "attend" and once.word == "simulated" and once.runs_today
+    outcome, reports = simulated(once, op, new_results(op), seed=1, schedule="unfair")
+    assert_clean(reports)
+    assert len(reports) == 1 + sum(x.kv_dtype != "bf16" for x in once.problem.sources)
+    assert_right(op, outcome)
+    clean = operands(V41_SETUPS[name], poisoned=False)
+    wide, reports = simulated(once, clean, new_results(op), seed=2, schedule="random")
+    assert_clean(reports)
+    assert not differences(wide, outcome)
+    plain = over_bf16_rows(clean)
+    assert not differences(attend(plain), outcome)
+
+
+@pytest.mark.parametrize("name", ["fp8_528_v41", "fp8_528_v41_split", "fp4_288", "fp4_288_split"])
+def test_every_byte_of_v41_has_its_value(name: str) -> None:
+    """As `gather` has it, bit by bit: all elements beside all scales, NaN and the smallest."""
+    pool = CACHES[name](3, 16, False)
+    draw = torch.Generator().manual_seed(0)
+    for x in (pool.data, pool.scales):
+        if x is not None:
+            bytes_of = x.view(torch.uint8)
+            drawn = torch.randint(0, 256, bytes_of.shape, generator=draw, dtype=torch.uint8)
+            bytes_of.copy_(drawn)
+    slots = torch.arange(pool.rows)
+    scales = pool.field("scales")
+    assert scales is not None
+    scales.view(torch.uint8)[0, :, 0] = torch.tensor([0, 1, 254, 255] * 4, dtype=torch.uint8)
+    listed = Listed(pool, torch.zeros(1, 1, dtype=torch.int32))
+    op = AttendOperands(torch.zeros(1, 3, 512).bfloat16(), (listed, listed), 512, Weights(0.05))
+    found = dequantized_sources(Filling(Workspace(False, pool.rows, False), (512, 0), 2), op)
+    wide = found.operands.sources[0].rows
+    assert isinstance(wide, openmla.LatentCache)
+    with intercept(outputs={"wide": wide.data}, seed=1) as reports:
+        found.calls[0].run()
+    assert_clean(reports)
+    want, got = pool.gather(slots).bfloat16(), wide.data.view(-1, 512)
+    assert torch.equal(want.isnan(), got.isnan())
+    assert torch.equal(*(x.nan_to_num(0, posinf=1, neginf=-1) for x in (want, got)))
+    assert want.isnan().any() and (want == 0).any()
+
+
+def test_large_pools_of_v41_are_read_where_they_lie() -> None:
+    """By the portable kernel; a workspace of all rows has an end, too."""
+    window = Problem(
+        "sparse", 64, 512, 0, 512, total_q=8, kv_dtype="fp8_528_v41", rope="none", page_size=64
+    )
+    window = replace(
+        window, **dict.fromkeys(("v_dtype", "rope_dtype"), "fp8_528_v41"), span=True, table_keys=512
+    )
+    chip = target_by_name("h200")
+    assert plan(replace(window, total_k=65536), chip).backend == "hopper"
+    large = plan(replace(window, total_k=65536 + 64), chip)
+    assert large.backend == "portable" or not large.runs_today
+    with pytest.raises(Unsupported, match="workspace"):
+        plan(replace(window, total_k=1 << 20), chip, backend="hopper")
 
 
 ONCE = ("two lists", "span", "bf16 span and V4's list")
@@ -275,7 +376,7 @@ def test_bf16_sources_are_read_as_they_are() -> None:
         ({"second": RowSource(kv_dtype="fp8_656", page_size=64, topk=512)}, "of a second source"),
         (
             {"kv_dtype": "fp8_656"},
-            "kernel attend has spans and second sources, of bf16 and fp8_584",
+            "kernel attend has spans and second sources, of bf16, V4 and V4.1 rows",
         ),
         ({"d_rope": 64, "d_nope": 448, "d_v": 448}, "d_nope 448"),
         ({"aligned_16": False}, "16 bytes"),

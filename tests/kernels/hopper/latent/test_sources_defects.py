@@ -20,6 +20,7 @@ from openmla.lab.testing.compare import compare
 from openmla.lab.testing.simulate import plan_on
 from two_sources import Setup, new_results, operands, read_by
 
+V41_ROWS = "dequantize.v41_rows"
 LISTING, SOURCE, ROWS = "latent.listing", "latent.source", "latent.rows_v4"
 SCORES = "few.scores"
 SEVERAL, PLACES = "latent.rows_several", "places"
@@ -31,6 +32,10 @@ CASES = {
     "span": Setup(kinds=("span",), first=(65, 0, 63, 64, 130, 1), seed=4),
     "bf16 and V4": Setup(kinds=("span", "list"), formats=("bf16", "fp8_584"), seed=5),
     "bf16": Setup(formats=("bf16", "bf16"), seed=7),
+    "V4.1": Setup(
+        kinds=("span", "list"), formats=("fp8_528_v41", "fp4_288"), pages=(32, 64), lengths=False
+    ),
+    "V4.1, split": Setup(formats=("fp8_528_v41_split", "fp4_288_split"), pages=(24, 2), seed=1),
     "few": FEW,
     "few, span and list": replace(FEW, kinds=("span", "list"), seed=1),
 }
@@ -223,6 +228,42 @@ DEFECTS = [
 ]
 
 
+V41_DEFECTS = [
+    wrong("the high half of a byte comes first", V41_ROWS, "(4 * N)", "(4 * (N ^ 1))", "V4.1"),
+    wrong("e2m1 has no sign", V41_ROWS, "(code & 8) != 0", "(code & 8) < 0", "V4.1"),
+    wrong("6 is 4", V41_ROWS, "0xC8643210 -", "0x88643210 -", "V4.1"),
+    wrong("e2m1 is twice as large", V41_ROWS, "(scales * 0.5)", "scales", "V4.1"),
+    wrong("columns 2 and 4 are swapped", V41_ROWS, "halves, 4)),", "halves, 2)),", "V4.1"),
+    wrong(
+        "an exponent is one more", V41_ROWS, "exponent << 23", "(exponent + 1) << 23", "V4.1, split"
+    ),
+    wrong(
+        "all columns have the first block's scale", V41_ROWS, "+ block[None, :]", "", "V4.1, split"
+    ),
+    wrong(
+        "scales of a page lie as far apart as rows",
+        V41_ROWS,
+        "rows.scale_page_stride, rows.scale_row_stride",
+        "rows.page_stride, rows.scale_row_stride",
+        "V4.1, split",
+    ),
+    wrong(
+        "16 bytes of e2m1 share a scale",
+        "dequantize.launch",
+        "block = block * ELEMENT_BITS[cache.layout.format.element] // 8",
+        "block = block * 1",
+        "V4.1",
+    ),
+    wrong(
+        "rows whose scales lie in the row are taken for bf16",
+        "dequantize.launch",
+        "or not pool.layout.block or not pool.rows",
+        "or pool.scales is None or not pool.rows",
+        "V4.1",
+    ),
+]
+
+
 def run_on(launch: ModuleType, name: str, schedule: str, seed: int) -> tuple[set[Kind], bool]:
     """What the simulator found, and whether the numbers are right. What nobody sees is NaN."""
     op = operands(CASES[name])
@@ -239,7 +280,7 @@ def run_on(launch: ModuleType, name: str, schedule: str, seed: int) -> tuple[set
 
 
 @pytest.mark.seeded
-@pytest.mark.parametrize("defect", DEFECTS, ids=lambda d: d.name)
+@pytest.mark.parametrize("defect", [*DEFECTS, *V41_DEFECTS], ids=lambda d: d.name)
 def test_defect_is_found(defect: SparseDefect, tmp_path: Path) -> None:
     edit = once(defect.old, defect.new)
     mutant = load_mutant(package, defect.file, edit, "latent.launch", tmp_path)

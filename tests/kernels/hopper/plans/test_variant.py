@@ -42,6 +42,16 @@ def test_keys_of_a_short_chunk_may_be_split() -> None:
     assert on_h200(replace(chunk, has_k_start=True)).variant.split is None
 
 
+def test_a_short_window_leaves_nothing_to_split() -> None:
+    """A request with few queries has as many keys as these see; a window has no one block."""
+    chunk = replace(DENSE, total_q=64, total_k=131072)
+    rule = on_h200(chunk).config.split
+    longest, least = rule.longest_split_chunk, 2 * rule.min_keys
+    assert on_h200(replace(chunk, window=least - longest)).variant.split is None
+    assert on_h200(replace(chunk, window=least - longest + 1)).variant.split is not None
+    assert not on_h200(replace(DENSE, total_q=128, total_k=128, window=8)).variant.one_block
+
+
 def test_many_requests_go_in_groups() -> None:
     chunk = replace(DENSE, total_q=64, total_k=131072)
     many = on_h200(replace(chunk, batch=200, total_q=200, total_k=200 * 8192)).variant.split

@@ -49,6 +49,7 @@ from openmla.kernels.gluon.dequantize.v4_rows import (
 )
 from openmla.kernels.gluon.dequantize.v4_rows import key_layout as v4_key_layout
 from openmla.kernels.gluon.dequantize.v4_rows import load_scales as load_v4_scales
+from openmla.kernels.gluon.dequantize.v41_rows import load_columns
 
 LIST_COLUMNS = gl.constexpr(512)
 IN_LINE = gl.constexpr(16)  # claims in a line of the L2 cache; the map is whole lines
@@ -208,6 +209,22 @@ def dequantize_v4_columns(rows, row, out, LANES: gl.constexpr):
 
 
 @gluon.jit
+def dequantize_v41_columns(
+    rows,
+    row,
+    out,
+    DIMS: gl.constexpr,
+    CACHE: gl.constexpr,
+    SCALES: gl.constexpr,
+    LANES: gl.constexpr,
+):
+    """What `dequantize_columns` does, to rows of DeepSeek-V4.1, which have no rope apart."""
+    L: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [4, 1], [1, 0])
+    columns = load_columns(rows, row, DIMS.latent, CACHE, SCALES, LANES)
+    store_columns(out, gl.convert_layout(columns, L), row, 0)
+
+
+@gluon.jit
 def store_columns(out, value, row, FIRST: gl.constexpr):
     """Store columns FIRST … of WorkspaceRows `out`; not those whose `row` is -1."""
     L: gl.constexpr = value.type.layout
@@ -248,13 +265,15 @@ def dequantize_kernel(  # noqa: PLR0913
     page_rows,
     DIMS: gl.constexpr,
     CACHE: gl.constexpr,
+    SCALES: gl.constexpr,
     LANES: gl.constexpr,
     SIZE: gl.constexpr,
     ROWS: gl.constexpr,
 ):
     """Dequantize the units at `places`, or all of the pool where places_ptr is None; then rewrite
     `blocks` blocks of the lists. DIMS: RowColumns. CACHE: CacheFormat. page_rows: see CacheRows.
-    The grid may have any size.
+    SCALES: type of the scales of DeepSeek-V4.1's rows (v41_rows.py); None for others. The grid may
+    have any size.
     """
     KL: gl.constexpr = (
         key_layout(CHUNK, CACHE.scale_block, LANES)
@@ -285,7 +304,9 @@ def dequantize_kernel(  # noqa: PLR0913
             unit = gl.load(places_ptr + place // SIZE, mask=place < count, other=-1)
             row = gl.where(place < count, unit * SIZE + place % SIZE, -1)
         out = WorkspaceRows(ptr=out_ptr, start=place.to(gl.int64) * WIDTH)
-        if page_rows is None:
+        if SCALES is not None:
+            dequantize_v41_columns(rows, row, out, DIMS, CACHE, SCALES, LANES)
+        elif page_rows is None:
             dequantize_columns(rows, row, out, DIMS, CACHE, LANES)
         else:
             dequantize_v4_columns(rows, row, out, LANES)

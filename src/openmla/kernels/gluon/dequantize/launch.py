@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from openmla.cache import LatentCache
-from openmla.formats import V4
+from openmla.formats import ELEMENT_BITS, V4
 from openmla.kernels.call import WORKSPACE, Call, Sources, vector
 from openmla.kernels.gluon.dequantize.kernels import (
     IN_LINE,
@@ -42,7 +42,7 @@ SOURCES: Sources = {
 }
 SECOND_SOURCES: Sources = {
     **dict.fromkeys(("data_ptr", "rope_ptr"), "second_kv"),
-    "scale_ptr": "second_scales",
+    "scale_ptr": ("second_scales", "second_kv"),
     "out_ptr": WORKSPACE,
 }
 WARPS = 4
@@ -61,6 +61,9 @@ def rows_of(cache: LatentCache | Tensor) -> dict[str, Any]:
         data, scales, block = cache.data, cache.field("scales"), cache.layout.block
     if isinstance(cache, LatentCache) and block:
         data, rope = data.view(torch.int32), cache.field("bf16")
+        if scales is not None and scales.element_size() == 1:
+            scales = scales.view(torch.uint8)
+            block = block * ELEMENT_BITS[cache.layout.format.element] // 8  # bytes: see v41_rows.py
     tensors = [x for x in (data, scales) if x is not None]
     apart = data.shape[0] > 1 and any(x.stride(0) != x.shape[1] * x.stride(1) for x in tensors)
     unit = VECTOR_BYTES // data.element_size()
@@ -76,6 +79,15 @@ def rows_of(cache: LatentCache | Tensor) -> dict[str, Any]:
         "PAGE": data.shape[1] if apart else 0,
         "SCALED": block,
     }
+
+
+def scale_type_of(cache: LatentCache | Tensor) -> str | None:
+    """Type of the scales where they are bytes beside or behind a row (v41_rows.py); None in rows
+    with other readers, DeepSeek-V4's among them."""
+    if isinstance(cache, Tensor) or cache.format == V4.name:
+        return None
+    scale = cache.layout.format.scale
+    return None if scale in ("", "fp32") else scale
 
 
 def v4_rows_of(cache: LatentCache) -> dict[str, Any]:
@@ -175,6 +187,7 @@ class Filling(NamedTuple):
             **{n: x for n, x in source.items() if n.islower()},
             "DIMS": RowColumns(*self.columns),
             "CACHE": CacheFormat(page_size=source["PAGE"], scale_block=source["SCALED"]),
+            "SCALES": scale_type_of(cache),
             "LANES": self.lanes,
             "ROWS": FILL_ROWS,
             "num_warps": WARPS,
@@ -218,7 +231,7 @@ def dequantized_sources(filling: Filling, op: AttendOperands) -> DequantizedSour
     sources, calls = list(op.sources), []
     for number, source in enumerate(op.sources):
         pool = source.rows
-        if not isinstance(pool, LatentCache) or pool.scales is None or not pool.rows:
+        if not isinstance(pool, LatentCache) or not pool.layout.block or not pool.rows:
             continue
         shape = (pool.num_pages, pool.page_size, pool.width)
         wide = torch.empty(shape, dtype=torch.bfloat16, device=op.q.device)
@@ -254,7 +267,7 @@ def joined_sources(filling: Filling, op: AttendOperands | SparseOperands) -> Joi
         pool, here = source.rows, wide[base : base + source.count]
         if not source.count:
             continue
-        if isinstance(pool, LatentCache) and pool.scales is not None:
+        if isinstance(pool, LatentCache) and pool.layout.block:
             named = SECOND_SOURCES if number else SOURCES
             calls.append(filling.call(pool, _every(pool.rows, 1, here), pool.rows, named))
         else:

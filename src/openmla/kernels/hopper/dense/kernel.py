@@ -37,6 +37,9 @@ overlap, and normalizing and storing runs under that QK. Nothing is in flight on
 or ptxas would put waits between all wgmma.
 
 With a key mask, four words for each row come with a block of K, and no block is without a mask.
+
+With a window, blocks in which a row's window begins are masked again, in a third loop (tiles.py
+says which blocks a tile visits).
 """
 
 from triton.experimental import gluon
@@ -70,11 +73,13 @@ from openmla.kernels.hopper.dense.records import (
 )
 from openmla.kernels.hopper.dense.scheduler import (
     BLOCKS,
+    CUT,
     FIELDS,
     HEAD,
     KEYS,
     ROWS,
     SEEN,
+    SINCE,
     SLOT,
     TOKEN,
     WHOLE,
@@ -158,7 +163,11 @@ def walk(  # noqa: PLR0913
         S = signed(S, HOW.sign)
         if MASKED:
             skip = (blocks - 1 - c) * BN
-            S = hide(S, limits.seen - skip, limits.keys - skip, HOW.is_causal)
+            if HOW.has_window:
+                since = limits.since - skip
+                S = hide(S, limits.seen - skip, limits.keys - skip, HOW.is_causal, since)
+            else:
+                S = hide(S, limits.seen - skip, limits.keys - skip, HOW.is_causal)
         if HOW.has_key_mask:
             S = keep_bits(S, bits)
         weights, row_max, row_sum, rescale = softmax_step(
@@ -205,6 +214,9 @@ def consumer(
     whole = get(info, turn, WHOLE, WARPS)
     keys = get(info, turn, KEYS, WARPS)
     seen = get(info, turn, SEEN, WARPS)
+    if HOW.has_window:
+        cut = get(info, turn, CUT, WARPS)
+        since = get(info, turn, SINCE, WARPS)
     mbarrier.arrive(bars.t_empty.index(0), count=1)
     S = gl.zeros([64, BN], gl.float32, SL)
     if blocks > 0:
@@ -220,7 +232,11 @@ def consumer(
         mbarrier.arrive(bars.q_empty.index(WHO), count=1, pred=blocks == 1)
         skip = (blocks - 1) * BN
         seen += WHO * 64
-        S = hide(signed(S, HOW.sign), seen - skip, keys - skip, HOW.is_causal)
+        if HOW.has_window:
+            since += WHO * 64
+            S = hide(signed(S, HOW.sign), seen - skip, keys - skip, HOW.is_causal, since - skip)
+        else:
+            S = hide(signed(S, HOW.sign), seen - skip, keys - skip, HOW.is_causal)
         if HOW.has_key_mask:
             S = keep_bits(S, bits)
         weights, row_max, row_sum = softmax_first(S, factor, BN)
@@ -230,6 +246,11 @@ def consumer(
         it += 1
         # Blocks come from the last to the first, so those that need a mask come first.
         masked = blocks - gl.minimum(whole, blocks - 1)
+        late = blocks
+        limits = Limits(seen, keys)
+        if HOW.has_window:
+            late = gl.maximum(blocks - cut, masked)
+            limits = Limits(seen, keys, since)
         state = SoftmaxState(words, O, row_max, row_sum, rescale)
         state, it = walk(
             state,
@@ -237,7 +258,7 @@ def consumer(
             blocks,
             1,
             masked,
-            Limits(seen, keys),
+            limits,
             factor,
             smem,
             bars,
@@ -252,8 +273,8 @@ def consumer(
             it,
             blocks,
             masked,
-            blocks,
-            Limits(seen, keys),
+            late,
+            limits,
             factor,
             smem,
             bars,
@@ -263,6 +284,23 @@ def consumer(
             DIMS,
             LAYOUTS,
         )
+        if HOW.has_window:
+            state, it = walk(
+                state,
+                it,
+                blocks,
+                late,
+                blocks,
+                limits,
+                factor,
+                smem,
+                bars,
+                True,
+                WHO,
+                HOW,
+                DIMS,
+                LAYOUTS,
+            )
         words, O, row_max, row_sum, rescale = state
         # The last PV of this work item, then the first QK of the next.
         before = (it + (ST - 1)) % ST
@@ -278,6 +316,9 @@ def consumer(
         whole = get(info, slot, WHOLE, WARPS)
         keys = get(info, slot, KEYS, WARPS)
         seen = get(info, slot, SEEN, WARPS)
+        if HOW.has_window:
+            cut = get(info, slot, CUT, WARPS)
+            since = get(info, slot, SINCE, WARPS)
         mbarrier.arrive(bars.t_empty.index(slot), count=1)
         # After the last work item the product is idle: it reads the block before, which the
         # producer does not overwrite any more.
@@ -336,7 +377,7 @@ STRIDES = ["out_stride_t", "out_stride_h", "lse_stride_t", "lse_stride_h"]
 VECTORS = ["lse_ptr", "sink_ptr", "cu_q_ptr", "cu_k_ptr", "starts_ptr", "table_ptr", "counter_ptr"]
 
 
-@gluon.jit(do_not_specialize=COUNTS + STRIDES, do_not_specialize_on_alignment=VECTORS)
+@gluon.jit(do_not_specialize=[*COUNTS, "window", *STRIDES], do_not_specialize_on_alignment=VECTORS)
 def dense_kernel(  # noqa: PLR0913
     q_main_desc,
     q_tail_desc,
@@ -363,6 +404,7 @@ def dense_kernel(  # noqa: PLR0913
     total_k,
     heads,
     table_stride,
+    window,
     out_stride_t,
     out_stride_h,
     lse_stride_t,
@@ -384,7 +426,11 @@ def dense_kernel(  # noqa: PLR0913
     a range of a split request (0: never). HG: heads of a group that shares L2."""
     DTYPE: gl.constexpr = v_desc.dtype
     HOW: gl.constexpr = How(
-        is_causal=CAUSAL, sign=SIGN, min_split=SPLIT, has_key_mask=mask_desc is not None
+        is_causal=CAUSAL,
+        sign=SIGN,
+        min_split=SPLIT,
+        has_key_mask=mask_desc is not None,
+        has_window=window is not None,
     )
     TILE: gl.constexpr = Tiling(
         block_m=64 * NC,
@@ -403,6 +449,7 @@ def dense_kernel(  # noqa: PLR0913
         total_k=total_k,
         heads=heads,
         k_start=starts_ptr,
+        window=window,
     )
     Q_ROPE: gl.constexpr = LAYOUTS.rope
     K_ROPE: gl.constexpr = LAYOUTS.k_rope

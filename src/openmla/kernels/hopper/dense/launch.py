@@ -90,6 +90,7 @@ def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
         **scale_arguments(op.weights.scale),
         "heads": op.q.shape[1],
         "mask_desc": None if op.key_mask is None else words(op.key_mask, WGMMA_ROWS),
+        "window": op.window or None,
     }
     if plan.variant.one_block:
         arguments |= _requests(op, arguments["table_ptr"], plan.problem, 0, 1)
@@ -115,6 +116,7 @@ def launches(
         yield Call(kernel, programs_of(config, problem, stop - first, space), here, SOURCES)
         if space is not None:
             shared = {name: here[name] for name in _MERGED}
+            shared["window"] = op.window or None
             rest = {"D_V": config.d_v, "BLOCK_ROWS": MERGE_ROWS, "num_warps": 4}
             yield Call(merge_kernel, merge_programs(config, space), shared | rest, SOURCES)
 

@@ -54,7 +54,7 @@ def tiles_of_split(first, requests, BM: gl.constexpr, SPLIT: gl.constexpr, SMS: 
     return split, gl.where(split > 0, alone, 0)
 
 
-COUNTS = ["batch", "total_q", "total_k", "heads"]
+COUNTS = ["batch", "total_q", "total_k", "heads", "window"]
 STRIDES = ["out_stride_t", "out_stride_h", "lse_stride_t", "lse_stride_h"]
 VECTORS = ["lse_ptr", "sink_ptr", "cu_q_ptr", "cu_k_ptr", "starts_ptr"]
 
@@ -73,6 +73,7 @@ def merge_kernel(  # noqa: PLR0913
     total_q,
     total_k,
     heads,
+    window,
     out_stride_t,
     out_stride_h,
     lse_stride_t,
@@ -98,6 +99,7 @@ def merge_kernel(  # noqa: PLR0913
         total_k=total_k,
         heads=heads,
         k_start=starts_ptr,
+        window=window,
     )
     request, tile, before = split_tile(program // STEPS, requests, BM, SPLIT, SM_COUNT)
     if request < batch:

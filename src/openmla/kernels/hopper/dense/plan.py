@@ -243,7 +243,7 @@ class HopperDenseConfig(HopperBlock):
 
     def variant(self, problem: Problem) -> DenseVariant:
         """The launches that a problem takes: the only place that decides."""
-        one_block = self.one_block(problem.batch, problem.total_k)
+        one_block = not problem.window and self.one_block(problem.batch, problem.total_k)
         split = None if one_block else self.split_space(problem)
         return DenseVariant(self.num_qo_for(problem.total_q, problem.batch), one_block, split)
 
@@ -256,7 +256,8 @@ class HopperDenseConfig(HopperBlock):
         """
         rule, least = self.split, 2 * self.split.min_keys
         longest = rule.longest_split_chunk
-        too_few = problem.total_k < least or (problem.self_attention and longest < least)
+        most = problem.keys_seen(longest, problem.total_k)
+        too_few = most < least or (problem.self_attention and longest < least)
         if not longest or not problem.batch or problem.has_k_start or too_few:
             return None
         requests = min(problem.batch, problem.total_k // least)

@@ -72,6 +72,7 @@ class How(NamedTuple):
     """Fewest keys of a range of a split request; 0: requests are never split."""
     has_key_mask: bool = False
     has_q_scale: bool = False
+    has_window: bool = False
 
 
 class Tiling(NamedTuple):
@@ -105,6 +106,8 @@ class Requests(NamedTuple):
     heads: Any
     k_start: Any
     """First key row of each request, where requests may share keys; else None."""
+    window: Any = None
+    """Keys that a query sees at most, the last up to its position; None: all up to there."""
 
 
 class ColumnTiles(NamedTuple):
@@ -197,7 +200,10 @@ class Results(NamedTuple):
 
 
 class RequestRows(NamedTuple):
-    """Rows of one request in the tensors of queries and keys."""
+    """Rows of one request in the tensors of queries and keys.
+
+    With a window, keys begin at the first that any of its queries sees.
+    """
 
     q_start: Any
     q_len: Any
@@ -257,6 +263,9 @@ class Limits(NamedTuple):
     """Keys that the first row sees, if causal; each row sees one more than the row before."""
     keys: Any
     """Keys of the range."""
+    since: Any = None
+    """With a window, the first key that the first row sees, which may be negative; each row's is
+    one after that of the row before."""
 
 
 class SoftmaxState(NamedTuple):

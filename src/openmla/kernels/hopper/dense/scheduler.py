@@ -16,6 +16,8 @@ the lookup. A work item is described in one of two slots in shared memory, one i
 | SEEN | keys that the first row sees, if causal | | x |
 | REQUEST, SKIPPED | line of the block table, keys before the range | if paged | |
 | SLOT | where a part of a split request goes; -1: it is whole | | if split |
+| CUT | blocks, the first ones, in which some row's window begins | | if windowed |
+| SINCE | first key of the first row's window; negative: all | | if windowed |
 
 The counter is 0 between launches: the CTA that fetches the last number resets it. Where there are
 no more work items than CTAs, none is fetched.
@@ -26,7 +28,14 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from openmla.kernels.gluon.requests import CHUNK, owner, sum_before
-from openmla.kernels.hopper.dense.tiles import key_blocks, last_slot, work_item, work_items
+from openmla.kernels.hopper.dense.tiles import (
+    cut_blocks,
+    key_blocks,
+    last_slot,
+    within_window,
+    work_item,
+    work_items,
+)
 
 FIELDS = gl.constexpr(16)
 HEAD = gl.constexpr(0)
@@ -40,6 +49,8 @@ SEEN = gl.constexpr(7)
 REQUEST = gl.constexpr(8)
 SKIPPED = gl.constexpr(9)
 SLOT = gl.constexpr(10)
+CUT = gl.constexpr(11)
+SINCE = gl.constexpr(12)
 
 # One atomic add per warp, its result given to every lane.
 DRAW = gl.constexpr(
@@ -77,9 +88,14 @@ def put_work_item(info, slot, request, x, before, requests, TILE: gl.constexpr):
     before: workspace slots of the split requests before this one; requests: Requests, TILE: Tiling.
     """
     BM: gl.constexpr = TILE.block_m
+    BN: gl.constexpr = TILE.block_n
     SPLIT: gl.constexpr = TILE.min_split
     item = work_item(request, x, requests, BM, TILE.head_group, SPLIT, TILE.sm_count)
-    blocks, whole = key_blocks(item.rows, item.keys, item.seen, BM, TILE.block_n, TILE.is_causal)
+    if requests.window is not None:
+        item = within_window(item, requests.window, BN)
+        put(info, slot, CUT, cut_blocks(item.rows, item.seen, requests.window, BM, BN))
+        put(info, slot, SINCE, item.seen - requests.window)
+    blocks, whole = key_blocks(item.rows, item.keys, item.seen, BM, BN, TILE.is_causal)
     put(info, slot, HEAD, item.head)
     put(info, slot, TOKEN, item.token)
     put(info, slot, ROWS, item.rows)
@@ -139,7 +155,7 @@ def scheduler(info, bars, counter, requests, TILE: gl.constexpr):
                 mbarrier.wait(bars.t_request.index(0), turn & 1)
                 x = draw(counter) + programs
         else:
-            for field in gl.static_range(SLOT + 1):
+            for field in gl.static_range((SLOT if requests.window is None else SINCE) + 1):
                 put(info, slot, field, 0)
             mbarrier.arrive(bars.t_ready.index(slot), count=1)
             if x - programs == base + size - 1:

@@ -52,11 +52,16 @@ def softmax_step(S, row_max, row_sum, factor, MASKED: gl.constexpr, BN: gl.const
 # In assembly, because LLVM would gather the comparisons of a whole row in integers: half as many
 # instructions again as the rest of the block.
 BELOW = gl.constexpr("{ .reg .pred p; setp.lt.s32 p, $2, $3; selp.f32 $0, $1, 0fFF800000, p; }")
+BETWEEN = gl.constexpr(
+    "{ .reg .pred p; setp.lt.s32 p, $2, $3; setp.ge.or.s32 p, $2, $4, p; "
+    "selp.f32 $0, 0fFF800000, $1, p; }"
+)
 
 
 @gluon.jit
-def hide(S, seen, keys, CAUSAL: gl.constexpr):
-    """S below min(seen + row, keys) if causal, else below keys; -inf in the other columns.
+def hide(S, seen, keys, CAUSAL: gl.constexpr, since=None):
+    """S below min(seen + row, keys) if causal, else below keys, and from since + row on if there is
+    a `since`; -inf in the other columns.
 
     A thread's columns are 8j + 2t and 8j + 2t + 1 in a quad's thread t: limits are lowered by 2t,
     and columns are then the same constants in every thread.
@@ -72,14 +77,28 @@ def hide(S, seen, keys, CAUSAL: gl.constexpr):
     limit = gl.full([64], 0, gl.int32, RL) + keys
     if CAUSAL:
         limit = gl.minimum(gl.arange(0, 64, RL) + seen, keys)
-    limit = limit[:, None, None, None] - (2 * gl.arange(0, 4, TL))[None, None, :, None]
+    limit = limit[:, None, None, None]
+    lower = (2 * gl.arange(0, 4, TL))[None, None, :, None]
+    limit = limit - lower
     column = (8 * gl.arange(0, BN // 8, JL))[None, :, None, None]
     column = column + gl.arange(0, 2, PL)[None, None, None, :]
     scores, column = gl.broadcast(scores, column)
     scores, limit = gl.broadcast(scores, limit)
-    kept = gl.inline_asm_elementwise(
-        BELOW, "=f,f,r,r", [scores, column, limit], dtype=gl.float32, is_pure=True, pack=1
-    )
+    if since is None:
+        kept = gl.inline_asm_elementwise(
+            BELOW, "=f,f,r,r", [scores, column, limit], dtype=gl.float32, is_pure=True, pack=1
+        )
+    else:
+        first = (gl.arange(0, 64, RL) + since)[:, None, None, None] - lower
+        scores, first = gl.broadcast(scores, first)
+        kept = gl.inline_asm_elementwise(
+            BETWEEN,
+            "=f,f,r,r,r",
+            [scores, column, first, limit],
+            dtype=gl.float32,
+            is_pure=True,
+            pack=1,
+        )
     return gl.convert_layout(gl.reshape(kept, [64, BN]), SL)
 
 

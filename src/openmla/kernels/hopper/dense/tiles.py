@@ -14,6 +14,18 @@ BM 128, 1 head, cu_seqlens_q [0, 300, 310], 320 tokens, nothing split:
 | request | 0 | 0 | 0 | 1 | 2 (no keys) |
 | rows of it | 256-299 | 128-255 | 0-127 | 0-9 | 0-9 |
 
+With a window, the keys of a request begin at the first that any of its queries sees: what lies
+before is not addressed, and ranges are ranges of the rest. Those of a tile begin with the block in
+which its first row's begin. Blocks are counted from the request's first key, so that tiles of 64
+and of 128 rows have the same ones.
+
+| window 100, BN 128, 300 queries of 1000 keys, BM 128 | rows 0-127 | 128-255 | 256-299 |
+|---|---|---|---|
+| first key of the request: 700 + 1 - 100 | 601 | | |
+| keys of the first row from there on | 0-99 | 128-227 | 256-355 |
+| of the last row | 127-226 | 255-354 | 299-398 |
+| blocks of them | 0, 1 | 1, 2 | 2, 3 |
+
 Lengths are only known on the device. A warp that needs work item x looks at 32 requests at a time,
 one per lane, and bisects: no table is built and nothing is read back.
 
@@ -54,7 +66,18 @@ def request_rows(request, requests):
         k_start = cut(k_start, total_k)
         k_len = gl.load(cu_k + gl.minimum(request + 1, batch)) - gl.load(cu_k + request)
         k_len = gl.maximum(gl.minimum(k_len, total_k - k_start), 0)
+    if requests.window is not None:
+        before = first_key(k_len - q_len + 1, requests.window)
+        k_start += before
+        k_len -= before
     return RequestRows(q_start, q_len, k_start, k_len)
+
+
+@gluon.jit
+def first_key(seen, window):
+    """The first key of a row that sees the last `window` of its first `seen` keys."""
+    # Clamped before the subtraction: seen may be negative, and the difference overflow 32 bits.
+    return gl.maximum(gl.maximum(seen, 0) - window, 0)
 
 
 @gluon.jit
@@ -154,3 +177,27 @@ def key_blocks(rows, keys, seen, BM: gl.constexpr, BN: gl.constexpr, CAUSAL: gl.
         whole = keys // BN
     blocks = gl.maximum((stop + BN - 1) // BN, 1)
     return blocks, gl.minimum(whole, blocks)
+
+
+@gluon.jit
+def within_window(item, window, BN: gl.constexpr):
+    """The WorkItem without the blocks of BN keys before its first row's window; of a range that
+    ends before it, with the last block alone."""
+    first = gl.minimum(first_key(item.seen, window), gl.maximum(item.keys - 1, 0)) // BN * BN
+    return WorkItem(
+        head=item.head,
+        token=item.token,
+        rows=item.rows,
+        key=item.key + first,
+        keys=item.keys - first,
+        seen=item.seen - first,
+        skipped=item.skipped + first,
+        parts=item.parts,
+    )
+
+
+@gluon.jit
+def cut_blocks(rows, seen, window, BM: gl.constexpr, BN: gl.constexpr):
+    """Blocks of BN keys, the first of a tile, in which some row's window begins."""
+    last = first_key(seen + gl.minimum(rows, BM) - 1, window)
+    return (last + BN - 1) // BN

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from openmla.formats import V4, V32
+from openmla.formats import V4, V32, V41_FP4, V41_SPLIT
 from openmla.kernels.call import Call
 from openmla.kernels.gluon.ranges.jobs import merge_memory
 from openmla.kernels.jobs import Jobs, Predicted, block_memory, typed
@@ -85,6 +85,8 @@ _LENGTHS = replace(_ENTRIES, has_topk_lengths=True)
 _ALL = RowSource(kv_dtype=V4.name, page_size=2, span=True, table_keys=8192, total_k=1_000_000)
 _SPAN = replace(_WINDOW, topk=0, span=True, table_keys=16384)
 _BF16_SPAN = typed(_SPAN, "bf16")
+_V41_SPAN = replace(_SPAN, kv_dtype=V41_SPLIT.name, total_k=4096)
+_V41_ENTRIES = replace(_LENGTHS, kv_dtype=V41_FP4.name, total_k=8192)
 _BF16_ENTRIES = replace(_LENGTHS, kv_dtype="bf16")
 PROBLEMS |= {
     f"{V4.name} two lists": replace(_WINDOW, second=_ENTRIES),
@@ -96,6 +98,7 @@ PROBLEMS |= {
     f"{V4.name} span and bf16 list": replace(_SPAN, second=_BF16_ENTRIES),
     "bf16 two lists": replace(typed(_WINDOW, "bf16"), has_topk_lengths=True, second=_BF16_ENTRIES),
     "bf16 span": _BF16_SPAN,
+    f"{V41_SPLIT.name} span and {V41_FP4.name} list": replace(_V41_SPAN, second=_V41_ENTRIES),
     f"{V4.name} two lists, few": replace(_WINDOW, total_q=4, second=_ENTRIES),
     f"{V4.name} two spans, few": replace(_SPAN, total_q=2, table_keys=1024, second=_ALL),
 }

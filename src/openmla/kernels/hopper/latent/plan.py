@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 
 from openmla.arithmetic import ceildiv, require_int, round_up, verdict_lines
 from openmla.errors import InvalidArgument
-from openmla.formats import V4, V32_NO_ROPE
+from openmla.formats import V4, V32_NO_ROPE, V41, V41_FP4, V41_FP4_SPLIT, V41_SPLIT
 from openmla.kernels.hopper.chip import (
     FP32,
     SMEM_PER_BLOCK,
@@ -53,6 +53,10 @@ EPILOGUE_SCRATCH = 2048  # the output's change of layout, 64 columns at a time
 Gather = Literal["indices", "pages"]
 ROW_CACHES = (*GLUON_CACHES, V32_NO_ROPE.name, V4.name)
 """FP8 caches whose rows the producer dequantizes."""
+ONCE_CACHES = (V41.name, V41_SPLIT.name, V41_FP4.name, V41_FP4_SPLIT.name)
+"""Caches whose rows are dequantized before, in every call: those of DeepSeek-V4.1."""
+MOST_ONCE = 65536
+"""Rows of their pools that are fast: 36 microseconds by the H200's 550 ns for 1000 others."""
 # A producer that dequantizes FP8 rows needs more registers than one that copies: with 72 it spills
 # 100 bytes and reached 0.29 of the matmul's rate, with 88 it spilled 8 and reached 0.400, with 104
 # none and 0.421 (H200, 64 queries, 128 heads, before bytes were copied a block ahead).
@@ -98,6 +102,20 @@ def most_places(problem: Problem) -> int:
     """
     *before, last = (source.most_rows for source in problem.sources)
     return sum(round_up(rows, B_TOPK) for rows in before) + last
+
+
+def reads_once(problem: Problem) -> bool:
+    """Whether some source has rows that are dequantized before, and so all of them are."""
+    return any(source.kv_dtype in ONCE_CACHES for source in problem.sources)
+
+
+def why_slower_once(config: object, problem: Problem) -> str:
+    """Why large pools are slower here than in the portable kernel, which reads rows where they lie.
+    By the pools alone: other kernels give other bits, and neighbors decide of no request's."""
+    rows = sum(source.total_k for source in problem.sources)
+    if not reads_once(problem) or rows <= MOST_ONCE:
+        return ""
+    return f"pools of {rows} rows are dequantized whole in every call: {MOST_ONCE} are fast"
 
 
 def only_v4(problem: Problem) -> bool:
@@ -231,6 +249,8 @@ class HopperLatentConfig(HopperBlock):
         """Three launches for a problem's lists, if they are faster than one."""
         several = problem.span or problem.second is not None
         if problem.form != "sparse" or (several and not only_v4(problem)):
+            return None
+        if reads_once(problem):
             return None
         sizes = problem.total_q, problem.heads, most_places(problem), (self.latent, self.rope)
         return few_queries(*sizes, self.sm_count, fp8=problem.kv_dtype in ROW_CACHES)

@@ -14,6 +14,7 @@ from typing import Any
 
 from openmla.formats import BF16, FORMATS
 from openmla.lab.testing.case import Case
+from openmla.lab.testing.draw import window_of
 from openmla.planning import TARGETS
 from openmla.planning.registry import families_of
 from openmla.problem import CACHE_FORMATS
@@ -46,6 +47,8 @@ class Menu:
     """Keys of requests that are split."""
     mixed: bool = False
     """Whether e4m3 queries go with V of 16 bits and with scales; otherwise with e4m3 values."""
+    windows: bool = False
+    """Whether there are sliding windows."""
 
 
 # What is drawn from, as far as a family serves it; what stands twice is drawn twice as often.
@@ -99,6 +102,7 @@ def menu_of(target: str, form: str) -> Menu:
         pages=served("page_size", *_PAGES),
         per_token_scales=bool(served("has_q_scale", True)),
         mixed=any(s.takes("q_dtype", "e4m3") and s.takes("v_dtype", "bf16") for s in serves),
+        windows=bool(served("window", 128)),
         **dict(zip(("query_tiles", "key_tiles", "long_keys"), _TILES[target][form], strict=False)),
     )
 
@@ -126,6 +130,7 @@ def simulated_case(target: str, seed: int) -> Case:
     if form == "sparse":
         fields |= _lists(rng, fields)
     fields = _options(rng, menu) | fields
+    fields |= window_of(seed, fields) if menu.windows else {}
     if fields["values"] == "exact":
         fields["scale"] = 0.25  # products of small integers and this are exact
     return _cut(Case(**fields))

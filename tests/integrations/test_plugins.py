@@ -31,6 +31,10 @@ class Unprintable(Exception):
         raise RuntimeError("no text")
 
 
+class Panic(BaseException):
+    """What an extension written in Rust raises when it panics."""
+
+
 class Hostile:
     """Raises whatever is asked of it."""
 
@@ -105,6 +109,7 @@ ERRORS = [
     AssertionError(),
     RecursionError("maximum recursion depth"),
     SystemExit(1),
+    Panic("called `Option::unwrap()` on a `None` value"),
     Unprintable(),
 ]
 

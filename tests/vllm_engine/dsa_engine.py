@@ -5,8 +5,9 @@
 Every call of the indexer is compared with a loop over queries in torch, every call of the sparse
 attention with float64 over the rows that were selected; the result has the worst of both. With
 --all-keys a selection is every key, and what is generated is compared with Transformers: its
-indexer does not quantize, so that it selects others, and none is comparable otherwise. With
---fused the model quantizes queries where it does on a GPU, by openmla's function for SM80 and SM86.
+indexer does not quantize, so that it selects others, and none is comparable otherwise. With --dense
+vLLM may prefill prompts of fewer keys than are selected by its dense prefill. With --fused the
+model quantizes queries where it does on a GPU, by openmla's function for SM80 and SM86.
 """
 
 from __future__ import annotations
@@ -184,6 +185,7 @@ def main() -> None:
     parser.add_argument("--fp8-queries", action="store_true")
     parser.add_argument("--all-keys", action="store_true")
     parser.add_argument("--fused", action="store_true")
+    parser.add_argument("--dense", action="store_true")
     options = parser.parse_args()
     topk = engine.LONGEST if options.all_keys else TOPK
     if options.fused:
@@ -192,7 +194,7 @@ def main() -> None:
         "kv_cache_dtype": options.kv,
         "max_num_batched_tokens": options.chunk,
         "attention_config": {
-            "sparse_mla_force_mqa": True,
+            "sparse_mla_force_mqa": not options.dense,
             "use_prefill_query_quantization": options.fp8_queries,
         },
         **engine.drafted(options.ngram),

@@ -110,9 +110,14 @@ class OpenMLASparseMetadataBuilder(SparseMLACommonMetadataBuilder[SparseMLACommo
 
     @classmethod
     def get_varlen_cudagraph_max_query_len(cls, vllm_config: Any, kv_cache_spec: Any) -> int:
-        """Tokens of a request in a captured batch: each token is a query of its own."""
+        """Tokens of a request in a captured batch: each token is a query of its own.
+
+        With decode context parallelism, requests of several tokens count as prefills here.
+        """
         from vllm.v1.attention.backend import max_decode_query_len
 
+        if vllm_config.parallel_config.decode_context_parallel_size > 1:
+            return 1
         most: int = max_decode_query_len(vllm_config)
         return most
 

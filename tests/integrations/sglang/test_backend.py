@@ -144,9 +144,30 @@ def test_speculated_tokens_are_checked_as_a_chunk(monkeypatch: pytest.MonkeyPatc
     batch.forward_mode, batch.extend_seq_lens = Mode.TARGET_VERIFY, None
     batch.seq_lens = chunk.seq_lens - drafted
     batch.seq_lens_cpu = batch.seq_lens
+    batch.spec_info = SimpleNamespace(ragged_verify_layout=None, draft_token_num=drafted)
     for prepare in (backend.init_forward_metadata, backend.init_forward_metadata_in_graph):
         prepare(batch)
         assert formula.same_bits(attend(chunk, backend, batch), want)
+
+
+@pytest.mark.parametrize(
+    "drafts",
+    [
+        SimpleNamespace(ragged_verify_layout=object(), draft_token_num=4),
+        SimpleNamespace(ragged_verify_layout=None, draft_token_num=5),
+    ],
+    ids=["of several lengths", "of another length"],
+)
+@pytest.mark.parametrize("way", ["init_forward_metadata", "init_forward_metadata_in_graph"])
+def test_drafts_of_other_lengths_are_refused(
+    drafts: SimpleNamespace, way: str, monkeypatch: pytest.MonkeyPatch
+):
+    """As many tokens of each request were taken for granted: rows of others would be answers."""
+    monkeypatch.setattr(fake_sglang.SPECULATION, "speculative_num_draft_tokens", 4)
+    backend, batch = CALLS[0].backend(), CALLS[0].batch()
+    batch.forward_mode, batch.spec_info = Mode.TARGET_VERIFY, drafts
+    with pytest.raises(Unsupported, match="drafts that are not 4 tokens of each request"):
+        getattr(backend, way)(batch)
 
 
 @pytest.mark.parametrize("rope", [0, 64])

@@ -77,6 +77,7 @@ class OpenMLABackend(AttentionBackend):
         if mode.is_decode():
             new_tokens = 1
         elif mode.is_target_verify():  # not in the lengths yet
+            self._check_drafted(forward_batch.spec_info)
             new_tokens, lengths = self.draft_tokens, lengths + self.draft_tokens
         elif mode.is_draft_extend_v2() or mode.is_dllm_extend():
             raise Unsupported(f"openmla in SGLang: batches of mode {mode.name}")
@@ -85,6 +86,18 @@ class OpenMLABackend(AttentionBackend):
         return requests_of(
             new_tokens, lengths, slots, forward_batch.req_pool_indices, self.page_size
         )
+
+    def _check_drafted(self, speculation: Any) -> None:
+        """Every request of a batch has as many drafted tokens to be checked, one after the other.
+
+        DSpark may draft more for one request than for another (SGLANG_RAGGED_VERIFY_MODE).
+        """
+        several = getattr(speculation, "ragged_verify_layout", None) is not None
+        if several or getattr(speculation, "draft_token_num", 0) not in (0, self.draft_tokens):
+            raise Unsupported(
+                f"openmla in SGLang: drafts that are not {self.draft_tokens} tokens of each request",
+                nearest="SGLANG_RAGGED_VERIFY_MODE=static",
+            )
 
     def forward_decode(self, *args: Any, **kwargs: Any) -> Tensor:
         """[requests, heads * latent]: one new token of every request."""

@@ -98,6 +98,14 @@ def test_log_probabilities_do_not_depend_on_the_batch():
     assert generated("--alone", "--chunk", "512", "--unchecked") == first
 
 
+def test_log_probabilities_survive_preemption_beside_an_aborted_request():
+    """A cache of 6 blocks: requests lose theirs, and are prefilled again with what they had."""
+    found = run("--blocks", "6")
+    assert found["drafts"]["preempted"] > 0
+    assert found["seen"]["selections that differ"] == 0 and found["out"] <= HALF_ULP
+    assert generated("--blocks", "6") == generated()
+
+
 def test_speculation_changes_nothing():
     assert generated("--ngram", "3") == generated()
     drafts = run("--ngram", "3")["drafts"]

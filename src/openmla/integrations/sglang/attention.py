@@ -57,10 +57,10 @@ class OpenMLABackend(AttentionBackend):
         self.forward_metadata = self._requests(forward_batch, self.slots[:, :longest])
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
-        """Nothing is kept between replays."""
+        """Nothing is kept between replays, so that there is nothing to allocate."""
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
-        """Nothing is prepared before a replay."""
+        """Nothing is prepared before a replay: `init_forward_metadata_in_graph` is in the graph."""
 
     def init_forward_metadata_in_graph(self, forward_batch: Any) -> None:
         """The requests of a captured batch, recorded: a replay finds them in the same buffers."""
@@ -72,6 +72,7 @@ class OpenMLABackend(AttentionBackend):
         return 1
 
     def _requests(self, forward_batch: Any, slots: Tensor) -> Requests:
+        """Whose tokens a batch of any mode has; computed where its tensors are, without waiting."""
         mode, lengths = forward_batch.forward_mode, forward_batch.seq_lens
         new_tokens: Tensor | int
         if mode.is_decode():
@@ -94,8 +95,9 @@ class OpenMLABackend(AttentionBackend):
         """
         several = getattr(speculation, "ragged_verify_layout", None) is not None
         if several or getattr(speculation, "draft_token_num", 0) not in (0, self.draft_tokens):
+            each = f"{self.draft_tokens} tokens of each request"
             raise Unsupported(
-                f"openmla in SGLang: drafts that are not {self.draft_tokens} tokens of each request",
+                f"openmla in SGLang: drafts that are not {each}",
                 nearest="SGLANG_RAGGED_VERIFY_MODE=static",
             )
 

@@ -42,7 +42,7 @@ from openmla.integrations.vllm.registration import name_of
 
 
 class OpenMLASparseBackend(AttentionBackend):
-    """bf16 models with bf16 or FP8 caches."""
+    """Attention over selected rows, for bf16 models with bf16 or FP8 caches."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.bfloat16]
     supported_kv_cache_dtypes: ClassVar[list[str]] = [
@@ -57,7 +57,7 @@ class OpenMLASparseBackend(AttentionBackend):
 
     @staticmethod
     def get_impl_cls() -> Any:
-        """The class of a layer's attention."""
+        """The class that vLLM makes for each layer."""
         return OpenMLASparseImpl
 
     @staticmethod
@@ -122,7 +122,10 @@ class OpenMLASparseMetadataBuilder(SparseMLACommonMetadataBuilder[SparseMLACommo
         return most
 
     def update_draft_decode_metadata(self, metadata: Any) -> None:
-        """The one thing here that is not a view of vLLM's buffers; recorded in draft graphs."""
+        """Find the request of each token anew, between drafted tokens and in vLLM's draft graphs.
+
+        All else in the metadata is a view of buffers that vLLM keeps up to date.
+        """
         tokens = metadata.num_decode_tokens
         if tokens:
             refresh_requests(metadata.req_id_per_token[:tokens], metadata.query_start_loc)

@@ -58,6 +58,23 @@ def test_a_captured_batch_gives_the_same(call: replay.Recorded):
     assert formula.same_bits(attend(call, backend, batch), call.out)
 
 
+@pytest.mark.parametrize("page_size", [1, 4, 8])
+@every_call
+def test_pages_of_other_sizes_hold_the_same_rows(
+    call: replay.Recorded, page_size: int, monkeypatch: pytest.MonkeyPatch
+):
+    """SGLang's default are pages of one slot; slots of larger ones are those of several smaller."""
+    monkeypatch.setenv("OPENMLA_SGLANG", "latent")
+    outs = []
+    for size in (page_size, call.pages.shape[1]):
+        backend, batch = call.backend(), call.batch()
+        backend.page_size = size
+        backend.init_forward_metadata(batch)
+        outs.append(attend(call, backend, batch))
+    assert formula.same_bits(*outs)
+    formula.assert_close(outs[0], call.exact(), bound=BF16)
+
+
 def bits_do_not_depend_on_the_cut(backend_of: Any) -> None:
     """Batches of a recorded step: all new tokens at once, or its last ones as another batch has."""
     call = next(c for c in CALLS if c.mode is Mode.EXTEND and (c.new_tokens > 2).sum() > 1)

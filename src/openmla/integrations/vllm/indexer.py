@@ -21,7 +21,6 @@ from typing import Any, ClassVar
 from torch import Tensor
 from vllm.config import get_current_vllm_config
 from vllm.forward_context import get_forward_context
-from vllm.model_executor.layers import sparse_attn_indexer
 from vllm.model_executor.layers.sparse_attn_indexer import SparseAttnIndexer
 from vllm.platforms import current_platform
 from vllm.v1.attention.backend import (
@@ -168,13 +167,14 @@ def _without_vllms_kernels() -> Iterator[None]:
     On CUDA it is not made without DeepGEMM. It also names Triton kernels that vLLM compiles before
     it serves, for e4m3, which Triton does not have before SM89: the engine would not start.
     """
+    op: Any = import_module("vllm.model_executor.layers.sparse_attn_indexer")
     kernels = get_current_vllm_config().kernel_config
-    before = sparse_attn_indexer.has_deep_gemm, kernels.enable_jit_warmup
-    sparse_attn_indexer.has_deep_gemm, kernels.enable_jit_warmup = lambda: True, False
+    before = op.has_deep_gemm, kernels.enable_jit_warmup
+    op.has_deep_gemm, kernels.enable_jit_warmup = lambda: True, False
     try:
         yield
     finally:
-        sparse_attn_indexer.has_deep_gemm, kernels.enable_jit_warmup = before
+        op.has_deep_gemm, kernels.enable_jit_warmup = before
 
 
 def _prepare_gpu() -> None:

@@ -14,6 +14,11 @@ from openmla.explain.bars_picture import bars_picture
 
 PAGE = "docs/performance.md"
 PICTURE = "serving.svg"
+# The matrix products around attention, by which a request's bits may depend on its neighbors.
+PRODUCTS = {
+    "blocks of 64 rows": "the model's matrix products in blocks of 64 rows, whatever their number",
+    "cuBLAS as it likes": "cuBLAS choosing its kernels by the number of rows, as it does by itself",
+}
 COMMAND = "timeout 280 python benchmarks/device/serve_h200.py serve-h200-DATE.json"
 
 
@@ -75,7 +80,7 @@ def checks(record: dict[str, Any]) -> str:
         said.append(
             f"Even load: {bars['speed']:.1f} times the tokens/s of the expanded cache, "
             f"{bars['cache']:.3f} of its bytes, {bars['first_token_p50']:.2f} of its median time "
-            "to the first token."
+            f"to the first token and {bars['first_token_p99']:.2f} of its p99."
         )
     said += [cut(load) for load in record["loads"] if load.get("is_cut")]
     for load in record["loads"]:
@@ -104,7 +109,8 @@ def checks(record: dict[str, Any]) -> str:
         if how == "error":
             continue
         said.append(
-            f"Alone and together, {how}: {count['same']} of {count['requests']} requests equal."
+            f"Alone and together, {PRODUCTS[how]}: {count['same']} of {count['requests']} requests "
+            "have the same tokens."
         )
     if record["skipped"]:
         said.append(f"Did not fit the time: {', '.join(record['skipped'])}.")

@@ -173,7 +173,7 @@ def test_a_result_of_the_server_becomes_a_table(tmp_path: Path, monkeypatch: pyt
         "loads": [LOAD | warmed, LOAD | warmed | {"contestant": "expanded", "is_cut": False}],
         "compiling": "12 of 12 kernels, 25 s",
         "warm_after_s": 40.0,
-        "bars": {"speed": 2.5, "cache": 0.012, "first_token_p50": 0.75},
+        "bars": {"speed": 2.5, "cache": 0.012, "first_token_p50": 0.75, "first_token_p99": 0.9},
         "neighbors": {"error": "OutOfMemoryError: none left"},
     }
     (tmp_path / "serve-h200-2026-01-03.json").write_text(json.dumps(record))
@@ -186,6 +186,7 @@ def test_a_result_of_the_server_becomes_a_table(tmp_path: Path, monkeypatch: pyt
         "4 kernels were met for the first time",
         " openmla 2, ",
         "2.5 times the tokens/s of the expanded cache, 0.012 of its bytes, 0.75 of its median",
+        "and 0.90 of its p99.",
         "The step neighbors failed: OutOfMemoryError: none left.",
     ):
         assert words in text

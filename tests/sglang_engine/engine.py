@@ -129,7 +129,8 @@ def main() -> None:
             skip_tokenizer_init=True,
             dtype="bfloat16",
             page_size=options.page,
-            mem_fraction_static=0.05,
+            # Much more than it takes: what other processes take while it starts counts, too.
+            mem_fraction_static=0.5,
             max_total_tokens=8192,
             max_running_requests=4,
             disable_overlap_schedule=True,

@@ -5,8 +5,10 @@
 Every call of the indexer is compared with a loop over queries in torch, every call of the sparse
 attention with float64 over the rows that were selected; the result has the worst of both. With
 --all-keys a selection is every key, and what is generated is compared with Transformers: its
-indexer does not quantize, so that it selects others, and none is comparable otherwise. With
---fused the model quantizes queries where it does on a GPU, by openmla's function for SM80 and SM86.
+indexer does not quantize, so that it selects others, and none is comparable otherwise. With --dense
+vLLM may prefill prompts of fewer keys than are selected by its dense prefill. With --fused the
+model quantizes queries where it does on a GPU, by openmla's function for SM80 and SM86. With
+--blocks, a cache of so few blocks has requests preempted, and one is aborted beside them.
 """
 
 from __future__ import annotations
@@ -180,10 +182,12 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, default=CHUNK)
     parser.add_argument("--alone", action="store_true")
     parser.add_argument("--ngram", type=int, default=0)
+    parser.add_argument("--blocks", type=int, default=0)
     parser.add_argument("--unchecked", action="store_true")
     parser.add_argument("--fp8-queries", action="store_true")
     parser.add_argument("--all-keys", action="store_true")
     parser.add_argument("--fused", action="store_true")
+    parser.add_argument("--dense", action="store_true")
     options = parser.parse_args()
     topk = engine.LONGEST if options.all_keys else TOPK
     if options.fused:
@@ -192,17 +196,19 @@ def main() -> None:
         "kv_cache_dtype": options.kv,
         "max_num_batched_tokens": options.chunk,
         "attention_config": {
-            "sparse_mla_force_mqa": True,
+            "sparse_mla_force_mqa": not options.dense,
             "use_prefill_query_quantization": options.fp8_queries,
         },
         **engine.drafted(options.ngram),
+        **engine.scarce(options.blocks),
     }
     with started(options.model, topk, **asked) as (llm, model):
         checked = None if options.unchecked else Checked()
         drafts = engine.count_drafts(llm)
         batch = engine.prompts(LENGTHS, seed=1)
         turns = [[prompt] for prompt in batch] if options.alone else [batch, batch]
-        results = [done for turn in turns for done in engine.generate(llm, turn)]
+        serve = engine.disturbed if options.blocks else engine.generate
+        results = [done for turn in turns for done in serve(llm, turn)]
         found: dict[str, Any] = {"results": results, "drafts": drafts}
         if options.all_keys:
             found["off"] = engine.from_transformers(model, batch, results[: len(batch)])

@@ -1,11 +1,13 @@
 """vLLM's real engine on a CPU with a tiny random DeepSeek-V3: what it generates, as JSON.
 
-    python engine.py RESULT.json [--chunked] [--invariant [--alone] [--chunk TOKENS] [--ngram N]]
+    python engine.py RESULT.json [--chunked] [--invariant [--alone] [--chunk TOKENS] [--ngram N]
+        [--blocks N]]
 
 Which backends run is up to OPENMLA_VLLM_CPU. With --chunked, prompts are prefilled in chunks and
 prefixes come from the cache, which vLLM turns off for MLA on CPUs without AMX, although its code
 for CPUs can do it. --invariant is what VLLM_BATCH_INVARIANT=1 turns on in openmla, without vLLM's
 own part of it, which is Triton's. With --ngram, N tokens are drafted from what a request has had.
+With --blocks, a cache of so few blocks has requests preempted, and one is aborted beside them.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from torch import Tensor
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 from vllm import LLM, SamplingParams
 from vllm.platforms.cpu import CpuPlatform
+from vllm.sampling_params import RequestOutputKind
 
 import openmla
 
@@ -42,6 +45,7 @@ LONGEST = 512
 CHUNK = 208  # tokens of one step: above and below the latent form's 170 per request
 NEW_TOKENS = 8
 LENGTHS = (37, 5, 130, 64)
+ABORTED_AFTER = 6  # steps of an engine
 LONG = 400  # two chunks of it are longer than 170 tokens
 
 
@@ -79,6 +83,11 @@ def prompts(lengths: tuple[int, ...], seed: int) -> list[dict[str, list[int]]]:
     ]
 
 
+def scarce(blocks: int) -> dict[str, Any]:
+    """The options of an engine with so few blocks that requests wait and are preempted."""
+    return {"num_gpu_blocks_override": blocks, "max_model_len": LONGEST // 2} if blocks else {}
+
+
 def drafted(ngram: int) -> dict[str, Any]:
     """The option of an engine that drafts so many tokens; nothing for none."""
     if not ngram:
@@ -90,21 +99,19 @@ def drafted(ngram: int) -> dict[str, Any]:
 @contextmanager
 def started(**options: Any) -> Iterator[tuple[LLM, DeepseekV3ForCausalLM]]:
     """An engine with that model, and the model in Transformers."""
+    usual: dict[str, Any] = {
+        "skip_tokenizer_init": True,
+        "enforce_eager": True,
+        "max_model_len": LONGEST,
+        "dtype": "bfloat16",
+        "max_num_seqs": 4,
+        "block_size": 16,
+        # vLLM 0.32's own rope on a CPU is wrong for queries of several heads.
+        "compilation_config": {"custom_ops": ["all", "-rotary_embedding"]},
+    }
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(Path(folder))
-        llm = LLM(
-            model=folder,
-            skip_tokenizer_init=True,
-            enforce_eager=True,
-            max_model_len=LONGEST,
-            dtype="bfloat16",
-            max_num_seqs=4,
-            block_size=16,
-            # vLLM 0.32's own rope on a CPU is wrong for queries of several heads.
-            compilation_config={"custom_ops": ["all", "-rotary_embedding"]},
-            **options,
-        )
-        yield llm, model
+        yield LLM(model=folder, **(usual | options)), model
 
 
 def keep_chunked_prefill(chunk: int) -> None:
@@ -146,36 +153,61 @@ def count_calls() -> Counter[str]:
 
 
 def count_drafts(llm: LLM) -> Counter[str]:
-    """Tokens that are drafted from now on, and those that the model would have generated too."""
+    """Tokens that are drafted from now on, and those that the model would have generated too; and
+    how often a request was preempted."""
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
-    usual, seen = scheduler.update_from_output, Counter[str]()
+    usual, preempt, seen = scheduler.update_from_output, scheduler._preempt_request, Counter[str]()
+
+    def preempted(*args: Any, **kwargs: Any) -> Any:
+        seen["preempted"] += 1
+        return preempt(*args, **kwargs)
 
     def noted(scheduled: Any, ran: Any) -> Any:
         seen["drafted"] += sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))
         seen["accepted"] += sum(max(len(tokens) - 1, 0) for tokens in ran.sampled_token_ids)
         return usual(scheduled, ran)
 
-    scheduler.update_from_output = noted
+    scheduler.update_from_output, scheduler._preempt_request = noted, preempted
     return seen
 
 
+def wanted(tokens: int) -> SamplingParams:
+    """Greedy tokens, and how likely the two best were."""
+    final = RequestOutputKind.FINAL_ONLY
+    return SamplingParams(
+        max_tokens=tokens, temperature=0, logprobs=2, detokenize=False, output_kind=final
+    )
+
+
 def generate(llm: LLM, batch: list[dict[str, list[int]]]) -> list[dict[str, Any]]:
-    """Greedy tokens, and how likely the engine found the prompt's own tokens."""
-    wanted = SamplingParams(max_tokens=NEW_TOKENS, temperature=0, logprobs=2, detokenize=False)
-    results = []
-    for request in llm.generate(batch, wanted, use_tqdm=False):
-        done = request.outputs[0]
-        likely = [
-            sorted((x.logprob for x in step.values()), reverse=True) for step in done.logprobs
-        ]
-        results.append(
-            {
-                "tokens": list(done.token_ids),
-                "logprobs": likely,
-                "cached": request.num_cached_tokens,
-            }
-        )
-    return results
+    """What was generated, and how much of a prompt came from the prefix cache."""
+    return [answer(request) for request in llm.generate(batch, wanted(NEW_TOKENS), use_tqdm=False)]
+
+
+def disturbed(llm: LLM, batch: list[dict[str, list[int]]]) -> list[dict[str, Any]]:
+    """The same beside a request that wants more, comes first, and is aborted while it decodes."""
+    engine, done, steps = llm.llm_engine, {}, 0
+    engine.add_request("gone", batch[-1], wanted(LONGEST // 8))
+    for number, prompt in enumerate(batch):
+        engine.add_request(str(number), prompt, wanted(NEW_TOKENS))
+    while engine.has_unfinished_requests():
+        done |= {output.request_id: output for output in engine.step() if output.finished}
+        steps += 1
+        if steps == ABORTED_AFTER:
+            assert "gone" not in done
+            engine.abort_request(["gone"])
+    return [answer(done[str(number)]) for number in range(len(batch))]
+
+
+def answer(request: Any) -> dict[str, Any]:
+    """Tokens and log-probabilities, digit for digit."""
+    done = request.outputs[0]
+    likely = [sorted((x.logprob for x in step.values()), reverse=True) for step in done.logprobs]
+    return {
+        "tokens": list(done.token_ids),
+        "logprobs": likely,
+        "cached": request.num_cached_tokens,
+    }
 
 
 def kept(value: Any) -> Any:
@@ -214,6 +246,7 @@ def main() -> None:
     parser.add_argument("--alone", action="store_true")
     parser.add_argument("--chunk", type=int, default=CHUNK)
     parser.add_argument("--ngram", type=int, default=0)
+    parser.add_argument("--blocks", type=int, default=0)
     options = parser.parse_args()
     if options.chunked:
         keep_chunked_prefill(options.chunk)
@@ -222,13 +255,14 @@ def main() -> None:
         from openmla.integrations.vllm import attention
 
         attention.batch_invariant = lambda: True
-    with started(**drafted(options.ngram)) as (llm, model):
+    with started(**drafted(options.ngram), **scarce(options.blocks)) as (llm, model):
         drafts = count_drafts(llm)
         batch = prompts(LENGTHS, seed=1)
         turns = [[prompt] for prompt in batch] if options.alone else [batch]
-        results = [done for turn in turns for done in generate(llm, turn)]
+        serve = disturbed if options.blocks else generate
+        results = [done for turn in turns for done in serve(llm, turn)]
         off = from_transformers(model, batch, results)
-        if options.chunked:
+        if options.chunked and not options.blocks:
             results += generate(llm, prompts((LONG,), seed=2))
             results += generate(llm, prompts(LENGTHS, seed=1))  # now from the cache
     found = {"results": results, "calls": calls, "off": off, "drafts": drafts}

@@ -15,8 +15,11 @@ from vllm.model_executor.layers import sparse_attn_indexer
 from vllm.model_executor.layers.attention import mla_attention, sparse_mla_attention
 from vllm.model_executor.layers.quantization.utils import fp8_utils
 from vllm.model_executor.layers.rotary_embedding import get_rope
+from vllm.model_executor.models import deepseek_v2
 from vllm.model_executor.models.registry import ModelRegistry
+from vllm.model_executor.warmup.jit_warmup import JitWarmupRegistry
 from vllm.platforms import current_platform
+from vllm.platforms.interface import DeviceCapability
 from vllm.utils import deep_gemm
 from vllm.v1.attention import backend
 from vllm.v1.attention.backends.mla.prefill.base import MLAPrefillBackend
@@ -107,6 +110,42 @@ def test_on_a_gpu_models_that_select_have_the_indexers_op(monkeypatch: pytest.Mo
     assert own is indexer.OpenMLAIndexer.select
     theirs = inspect.signature(indexer.OpenMLAIndexer.__base__.forward_cuda)
     assert len(inspect.signature(own).parameters) == len(theirs.parameters)
+
+
+def test_on_a_gpu_the_op_is_made_without_deepgemm_and_without_vllms_warm_up(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """vLLM's own is neither; a kernel that it compiles before it serves has e4m3, which Triton
+    does not convert to before SM89."""
+    config = VllmConfig()
+    config.model_config = SimpleNamespace(enforce_eager=True)
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
+    monkeypatch.setattr(type(current_platform), "is_cuda", lambda self: True)
+    before_sm89 = classmethod(lambda cls, device_id=0: DeviceCapability(8, 0))
+    monkeypatch.setattr(type(current_platform), "get_device_capability", before_sm89)
+    for name in ("fused_indexer_q_rope_quant", "per_token_group_quant_fp8"):
+        monkeypatch.setattr(deepseek_v2, name, getattr(deepseek_v2, name))  # put back afterwards
+    has_deep_gemm = {"there": lambda: True, "missing": lambda: False}
+    registered = {}
+    for op in (indexer.OpenMLAIndexer, indexer.OpenMLAIndexer.__base__):
+        for state, function in has_deep_gemm.items():
+            monkeypatch.setattr(sparse_attn_indexer, "has_deep_gemm", function)
+            registry = JitWarmupRegistry(config)
+            arguments = SimpleNamespace(), 128, "ue8m0", 32, 128, 512, 512, torch.zeros(4, 32)
+            with set_current_vllm_config(config), registry.activate():
+                try:
+                    op(*arguments)
+                except RuntimeError as error:
+                    assert "requires DeepGEMM" in str(error)
+                    registered[op.__name__, state] = -1
+                else:
+                    registered[op.__name__, state] = len(registry)
+            assert sparse_attn_indexer.has_deep_gemm is function
+    assert config.kernel_config.enable_jit_warmup
+    ours, theirs = "OpenMLAIndexer", "SparseAttnIndexer"
+    assert registered[ours, "there"] == registered[ours, "missing"] == 0
+    assert registered[theirs, "there"] > 0 > registered[theirs, "missing"]
+    assert deepseek_v2.fused_indexer_q_rope_quant is queries.rotate_and_quantize
 
 
 @pytest.mark.parametrize("is_neox", [False, True])

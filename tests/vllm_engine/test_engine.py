@@ -106,6 +106,15 @@ def test_invariant_log_probabilities_do_not_depend_on_how_requests_are_served():
             assert (got["tokens"], got["logprobs"]) == (want["tokens"], want["logprobs"]), options
 
 
+def test_invariant_log_probabilities_survive_preemption_beside_an_aborted_request():
+    """A cache of 18 blocks: requests lose theirs, and are prefilled again with what they had."""
+    whole = engine("attention", True, "--invariant")["results"][: len(LENGTHS)]
+    found = engine("attention", True, "--invariant", "--blocks", "18")
+    assert found["drafts"]["preempted"] > 0
+    for got, want in zip(found["results"], whole, strict=True):
+        assert (got["tokens"], got["logprobs"]) == (want["tokens"], want["logprobs"])
+
+
 def test_vllm_says_what_it_uses():
     assert "Using OPENMLA MLA prefill backend" in engine("prefill", False)["log"]
     assert "openmla: " not in engine("attention", True)["log"]  # nothing stood in the way

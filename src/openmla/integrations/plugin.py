@@ -22,7 +22,11 @@ def or_one_line(log: logging.Logger, what: str) -> Iterator[None]:
     """Do what is inside, or say in one line of the log why not: "openmla: what: why"."""
     try:
         yield
-    except (Exception, SystemExit) as error:  # a module may call sys.exit while it is imported
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    # A module may call sys.exit while it is imported, and an extension written in Rust may panic:
+    # neither is an Exception.
+    except BaseException as error:
         log.warning("openmla: %s: %s", what, reason(error))
 
 

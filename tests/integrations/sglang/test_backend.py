@@ -58,6 +58,23 @@ def test_a_captured_batch_gives_the_same(call: replay.Recorded):
     assert formula.same_bits(attend(call, backend, batch), call.out)
 
 
+@pytest.mark.parametrize("page_size", [1, 4, 8])
+@every_call
+def test_pages_of_other_sizes_hold_the_same_rows(
+    call: replay.Recorded, page_size: int, monkeypatch: pytest.MonkeyPatch
+):
+    """SGLang's default are pages of one slot; slots of larger ones are those of several smaller."""
+    monkeypatch.setenv("OPENMLA_SGLANG", "latent")
+    outs = []
+    for size in (page_size, call.pages.shape[1]):
+        backend, batch = call.backend(), call.batch()
+        backend.page_size = size
+        backend.init_forward_metadata(batch)
+        outs.append(attend(call, backend, batch))
+    assert formula.same_bits(*outs)
+    formula.assert_close(outs[0], call.exact(), bound=BF16)
+
+
 def bits_do_not_depend_on_the_cut(backend_of: Any) -> None:
     """Batches of a recorded step: all new tokens at once, or its last ones as another batch has."""
     call = next(c for c in CALLS if c.mode is Mode.EXTEND and (c.new_tokens > 2).sum() > 1)
@@ -144,9 +161,30 @@ def test_speculated_tokens_are_checked_as_a_chunk(monkeypatch: pytest.MonkeyPatc
     batch.forward_mode, batch.extend_seq_lens = Mode.TARGET_VERIFY, None
     batch.seq_lens = chunk.seq_lens - drafted
     batch.seq_lens_cpu = batch.seq_lens
+    batch.spec_info = SimpleNamespace(ragged_verify_layout=None, draft_token_num=drafted)
     for prepare in (backend.init_forward_metadata, backend.init_forward_metadata_in_graph):
         prepare(batch)
         assert formula.same_bits(attend(chunk, backend, batch), want)
+
+
+@pytest.mark.parametrize(
+    "drafts",
+    [
+        SimpleNamespace(ragged_verify_layout=object(), draft_token_num=4),
+        SimpleNamespace(ragged_verify_layout=None, draft_token_num=5),
+    ],
+    ids=["of several lengths", "of another length"],
+)
+@pytest.mark.parametrize("way", ["init_forward_metadata", "init_forward_metadata_in_graph"])
+def test_drafts_of_other_lengths_are_refused(
+    drafts: SimpleNamespace, way: str, monkeypatch: pytest.MonkeyPatch
+):
+    """As many tokens of each request were taken for granted: rows of others would be answers."""
+    monkeypatch.setattr(fake_sglang.SPECULATION, "speculative_num_draft_tokens", 4)
+    backend, batch = CALLS[0].backend(), CALLS[0].batch()
+    batch.forward_mode, batch.spec_info = Mode.TARGET_VERIFY, drafts
+    with pytest.raises(Unsupported, match="drafts that are not 4 tokens of each request"):
+        getattr(backend, way)(batch)
 
 
 @pytest.mark.parametrize("rope", [0, 64])

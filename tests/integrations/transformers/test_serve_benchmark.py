@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 import triton
 
+from openmla.aot.warmup import kernels_of
 from openmla.integrations.transformers import optimize
 from openmla.planning.target import target_by_name
+from openmla.problem import Problem
 
 FOLDER = Path(__file__).parents[3] / "benchmarks/device"
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -112,16 +114,27 @@ def test_the_whole_program_on_a_tiny_model(
 
 @pytest.mark.long
 def test_every_kernel_of_a_batch_is_compiled_before(bench: Any):
-    """On an H200, whatever its size: plans that are not among those of the grid's problems."""
-    kernels = importlib.import_module("serving_kernels")
-    target = target_by_name("h200")
-    known = {kernels.kernels(p, target) for p in kernels.distinct(target)}
-    assert len(known) == len(kernels.distinct(target)) >= 8
+    """On an H200, whatever its size: for a part that expands, and for one that reads pages."""
+    kernels, target = importlib.import_module("serving_kernels"), target_by_name("h200")
+    asked = kernels.distinct(target)
+    compiled = frozenset().union(*(kernels_of(problem, target) for problem in asked))
+    assert len(compiled) >= 8
     for requests, tokens, keys in (
         (3, 3, 5000),
         (17, 1000, 1024),
         (200, 200, 2048),
         (48, 4090, 64),
     ):
-        for problem in kernels.posed_by(requests, tokens, keys):
-            assert kernels.kernels(problem, target) in known
+        shared: dict[str, Any] = {"heads": 128, "batch": requests, "total_q": tokens}
+        dense = Problem(
+            form="dense", **shared, d_nope=128, d_rope=64, d_v=128, total_k=max(keys, tokens)
+        )
+        latent = Problem(
+            form="latent",
+            **shared,
+            **{"d_nope": 512, "d_rope": 64, "d_v": 512, "page_size": 64},
+            total_k=140_000 // 64 * 64,
+            table_keys=max(keys, 16 * 64),
+        )
+        for problem in (dense, latent):
+            assert kernels_of(problem, target) <= compiled

@@ -206,6 +206,72 @@ def test_a_server_that_has_run_long_holds_no_more_and_answers_the_same(v3: PreTr
     assert max(sizes) - min(sizes) < PAGE * (64 + 16) * 4, held
 
 
+HOUR, ROUNDS = 360, 6
+"""One request every ten seconds of an hour, but as fast as they are served."""
+
+
+def an_hours_requests(families: list[list[int]]) -> Iterator[tuple[list[int], str]]:
+    """Prompts that begin alike, bad ones, and what is done with each: served, refused, cancelled.
+
+    The same for every call.
+    """
+    draw = torch.Generator().manual_seed(7)
+    for number in range(HOUR // ROUNDS):
+        family, cut = (int(torch.randint(n, (), generator=draw)) for n in (len(families), 3))
+        prompt = families[family][: len(families[family]) - 8 * cut]
+        if number % 12 == 5:
+            bad = ([], [2, 128], [5] * (12 * PAGE), [-1])
+            yield bad[number // 12 % len(bad)], "refused"
+        else:
+            yield prompt, "cancelled" if number % 9 == 4 else "served"
+
+
+@pytest.mark.long
+def test_an_hours_requests_leave_nothing_behind_and_no_bit_changed(v3: PreTrainedModel):
+    """Over so few pages that requests wait, are put back and prefilled again, and that prefixes are
+    evicted; some fail, some are cancelled while they are served."""
+    draw = torch.Generator().manual_seed(6)
+    families = [torch.randint(2, 128, (n,), generator=draw).tolist() for n in (90, 25, 61, 40, 33)]
+    families += [[*families[0][:48], *families[1]], [*families[2][:32], 5, 6, 7, *families[3]]]
+    right: dict[tuple[int, ...], list[int]] = {}
+    settings = {"generation_config": greedy(), "continuous_batching_config": engine(num_blocks=12)}
+    held, served = [], 0
+    with v3.continuous_batching_context_manager(**settings, warmup=False) as manager:
+        for _ in range(ROUNDS):
+            asked, found = {}, {}
+            for prompt, fate in an_hours_requests(families):
+                name = manager.add_request(prompt, max_new_tokens=NEW)
+                asked[name] = prompt, fate
+                if fate == "cancelled":
+                    manager.cancel_request(name)
+            while {name for name, (_, fate) in asked.items() if fate != "cancelled"} - set(found):
+                result = manager.get_result(timeout=300)
+                assert result is not None
+                found[result.request_id] = result
+            for name, result in found.items():
+                prompt, fate = asked[name]
+                assert bool(result.error) == (fate == "refused"), result.error
+                if result.error:
+                    assert result.generated_tokens == []
+                    continue
+                served += 1
+                expected = right.setdefault(tuple(prompt), result.generated_tokens)
+                assert result.generated_tokens == expected
+            processor = manager.batch_processor
+            scheduler, cache = processor.scheduler, processor.cache
+            assert not scheduler.active_requests and not scheduler.waiting_requests
+            cache_of = getattr(cache, "cache_allocators", None)
+            owners = cache.group_cache_managers if cache_of is None else cache_of.values()
+            assert not any(owner.block_table for owner in owners)
+            held.append(tensors_held())
+    assert served >= HOUR * 3 // 4
+    counts, sizes = zip(*held[1:], strict=True)
+    # The tensors of the last batch differ: which requests were in it depends on when they came.
+    assert len(set(counts)) == 1 and max(sizes) - min(sizes) < 1024, held
+    for prompt, tokens in right.items():
+        assert alone(v3, list(prompt)) == tokens
+
+
 def test_the_model_is_left_as_it_was(v3: PreTrainedModel):
     before, sizes = alone(v3, prompts()[0]), (v3.config.head_dim, v3.config.num_key_value_heads)
     serve(v3, prompts()[:1])

@@ -23,7 +23,10 @@ CONFIG = SimpleNamespace(
         sparse_mla_force_mqa=False, use_prefill_query_quantization=False
     ),
     model_config=SimpleNamespace(enforce_eager=True),
+    kernel_config=SimpleNamespace(enable_jit_warmup=True),
 )
+WARMED_UP: list[str] = []
+"""Kernels of vLLM's that its engine would compile before it serves."""
 
 
 class Member:
@@ -152,7 +155,7 @@ class Models:
 
 
 class SparseAttnIndexer:
-    """The indexer's op: vLLM's refuses a CPU when it runs."""
+    """The indexer's op: vLLM's refuses a CPU when it runs, and a GPU without DeepGEMM."""
 
     skip_k_cache_insert = use_fp4_cache = use_pcp = False
     compress_ratio = dcp_world_size = 1
@@ -161,6 +164,11 @@ class SparseAttnIndexer:
     def __init__(
         self, k_cache: Any, scale_fmt: str, topk: int, buffer: Tensor, **more: Any
     ) -> None:
+        here = sys.modules["vllm.model_executor.layers.sparse_attn_indexer"]
+        if sys.modules["vllm.platforms"].current_platform.is_cuda() and not here.has_deep_gemm():
+            raise RuntimeError("Sparse Attention Indexer CUDA op requires DeepGEMM support")
+        if CONFIG.kernel_config.enable_jit_warmup:
+            WARMED_UP.append("pack_seq of e4m3")
         self.k_cache, self.scale_fmt = k_cache, scale_fmt
         self.topk_tokens, self.topk_indices_buffer = topk, buffer
         vars(self).update(more)
@@ -307,7 +315,10 @@ def modules(capability: tuple[int, int] | None = None) -> dict[str, dict[str, An
             "get_forward_context": lambda: SimpleNamespace(attn_metadata=None)
         },
         "vllm.model_executor.custom_op": {"CustomOp": ops, "op_registry_oot": ops.registry},
-        "vllm.model_executor.layers.sparse_attn_indexer": {"SparseAttnIndexer": SparseAttnIndexer},
+        "vllm.model_executor.layers.sparse_attn_indexer": {
+            "SparseAttnIndexer": SparseAttnIndexer,
+            "has_deep_gemm": lambda: False,
+        },
         "vllm.model_executor.models.registry": {"ModelRegistry": Models()},
         "vllm.model_executor.models.deepseek_v2": {
             "per_token_group_quant_fp8": None,

@@ -16,6 +16,7 @@ from openmla.integrations.vllm import queries
 
 HEADS, TOPK, PAGE = 8, 4, 16
 NEW, LENGTHS = (3, 1), (20, 33)
+OP = "vllm.model_executor.layers.sparse_attn_indexer"
 
 
 def test_the_op_writes_keys_and_selects_per_request(monkeypatch: pytest.MonkeyPatch):
@@ -85,11 +86,15 @@ def test_other_indexers_of_the_same_op_are_refused_when_the_layer_is_made(
     assert not hasattr(k_cache, "get_attn_backend")
 
 
-def configuration(**model: Any) -> SimpleNamespace:
+def configuration(cache_dtype: str = "auto", **model: Any) -> SimpleNamespace:
     return SimpleNamespace(
         cache_config=SimpleNamespace(
-            enable_prefix_caching=True, block_size=32, user_specified_block_size=True
+            enable_prefix_caching=True,
+            block_size=32,
+            user_specified_block_size=True,
+            cache_dtype=cache_dtype,
         ),
+        attention_config=SimpleNamespace(sparse_mla_force_mqa=False),
         scheduler_config=SimpleNamespace(enable_chunked_prefill=True, max_num_batched_tokens=96),
         model_config=SimpleNamespace(use_mla=True, hf_config=SimpleNamespace(**model)),
     )
@@ -111,11 +116,30 @@ def test_the_platform_changes_models_that_select_alone():
     assert not plain.cache_config.enable_prefix_caching and plain.cache_config.block_size == 128
 
 
+@pytest.mark.parametrize(
+    ("name", "forced"),
+    [("auto", False), ("bfloat16", False), ("fp8", True), ("fp8_e4m3", True), ("fp8_ds_mla", True)],
+)
+def test_fp8_pages_are_read_as_selected_rows_alone(name: str, forced: bool):
+    """vLLM's dense prefill of short prompts would gather cached prefixes by CUDA's kernels."""
+    with fake_vllm.installed():
+        from openmla.integrations.vllm.cpu import OpenMLACpuPlatform
+
+        selecting, plain = configuration(name, index_topk=8), configuration(name)
+        for config in (selecting, plain):
+            OpenMLACpuPlatform.check_and_update_config(config)
+    assert selecting.attention_config.sparse_mla_force_mqa is forced
+    assert not plain.attention_config.sparse_mla_force_mqa
+
+
 @pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (9, 0)], ids=str)
 def test_on_a_gpu_layers_of_eager_models_are_made(
     capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ):
-    """Before SM89 with queries that torch quantizes: vLLM's kernel for them does not compile."""
+    """Before SM89 with queries that torch quantizes: vLLM's kernel for them does not compile.
+
+    vLLM's own op is not made without DeepGEMM, and is made with kernels that do not compile there.
+    """
     with fake_vllm.installed(capability=capability):
         from openmla.integrations.vllm.indexer import MODEL, OpenMLAIndexer
 
@@ -129,6 +153,9 @@ def test_on_a_gpu_layers_of_eager_models_are_made(
                     OpenMLAIndexer(*arguments)
                 continue
             OpenMLAIndexer(*arguments)
+            assert fake_vllm.WARMED_UP == []  # e4m3, which Triton has not before SM89
+            assert fake_vllm.CONFIG.kernel_config.enable_jit_warmup
+            assert not sys.modules[OP].has_deep_gemm()
             ours = queries.rotate_and_quantize if capability < (8, 9) else None
             assert model.fused_indexer_q_rope_quant is ours
             assert model.per_token_group_quant_fp8 is None

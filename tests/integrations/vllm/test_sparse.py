@@ -95,8 +95,11 @@ def test_drafted_tokens_find_their_requests_again():
 
         builder = OpenMLASparseMetadataBuilder()
         assert builder.supports_draft_decode_metadata_update
-        config = SimpleNamespace(num_speculative_tokens=3)
+        parallel = SimpleNamespace(decode_context_parallel_size=1)
+        config = SimpleNamespace(num_speculative_tokens=3, parallel_config=parallel)
         assert builder.get_varlen_cudagraph_max_query_len(config, None) == 4
+        parallel.decode_context_parallel_size = 2  # where vLLM takes them for prefills
+        assert builder.get_varlen_cudagraph_max_query_len(config, None) == 1
         builder.dcp_world_size = 2
         builder.__init__()  # type: ignore[misc]
         assert not builder.supports_draft_decode_metadata_update

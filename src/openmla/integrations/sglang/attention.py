@@ -57,10 +57,10 @@ class OpenMLABackend(AttentionBackend):
         self.forward_metadata = self._requests(forward_batch, self.slots[:, :longest])
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
-        """Nothing is kept between replays."""
+        """Nothing is kept between replays, so that there is nothing to allocate."""
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
-        """Nothing is prepared before a replay."""
+        """Nothing is prepared before a replay: `init_forward_metadata_in_graph` is in the graph."""
 
     def init_forward_metadata_in_graph(self, forward_batch: Any) -> None:
         """The requests of a captured batch, recorded: a replay finds them in the same buffers."""
@@ -72,11 +72,13 @@ class OpenMLABackend(AttentionBackend):
         return 1
 
     def _requests(self, forward_batch: Any, slots: Tensor) -> Requests:
+        """Whose tokens a batch of any mode has; computed where its tensors are, without waiting."""
         mode, lengths = forward_batch.forward_mode, forward_batch.seq_lens
         new_tokens: Tensor | int
         if mode.is_decode():
             new_tokens = 1
         elif mode.is_target_verify():  # not in the lengths yet
+            self._check_drafted(forward_batch.spec_info)
             new_tokens, lengths = self.draft_tokens, lengths + self.draft_tokens
         elif mode.is_draft_extend_v2() or mode.is_dllm_extend():
             raise Unsupported(f"openmla in SGLang: batches of mode {mode.name}")
@@ -85,6 +87,19 @@ class OpenMLABackend(AttentionBackend):
         return requests_of(
             new_tokens, lengths, slots, forward_batch.req_pool_indices, self.page_size
         )
+
+    def _check_drafted(self, speculation: Any) -> None:
+        """Every request of a batch has as many drafted tokens to be checked, one after the other.
+
+        DSpark may draft more for one request than for another (SGLANG_RAGGED_VERIFY_MODE).
+        """
+        several = getattr(speculation, "ragged_verify_layout", None) is not None
+        if several or getattr(speculation, "draft_token_num", 0) not in (0, self.draft_tokens):
+            each = f"{self.draft_tokens} tokens of each request"
+            raise Unsupported(
+                f"openmla in SGLang: drafts that are not {each}",
+                nearest="SGLANG_RAGGED_VERIFY_MODE=static",
+            )
 
     def forward_decode(self, *args: Any, **kwargs: Any) -> Tensor:
         """[requests, heads * latent]: one new token of every request."""

@@ -62,7 +62,10 @@ _DecodingImpl: Any = _Decoding.get_impl_cls()
 
 
 class OpenMLABackend(_Decoding):
-    """bf16 models with bf16 caches, or FP8 ones that decoding reads too; the rest is its."""
+    """Prefill of bf16 models, over bf16 caches or FP8 ones that the decoding backend reads too.
+
+    Decoding, pages, block sizes and metadata are that backend's, whatever `decoding_backend` found.
+    """
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.bfloat16]
     supported_kv_cache_dtypes: ClassVar[list[str]] = [
@@ -77,7 +80,7 @@ class OpenMLABackend(_Decoding):
 
     @staticmethod
     def get_impl_cls() -> Any:
-        """The class of a layer's attention."""
+        """The class that vLLM makes for each layer."""
         return OpenMLAImpl
 
     @classmethod
@@ -186,7 +189,7 @@ class OpenMLAImpl(_DecodingImpl):
         k_scale: Tensor,
         output: Tensor,
     ) -> None:
-        """`forward_mha` where bits must not depend on the batch."""
+        """`forward_mha` where bits must not depend on the batch: new tokens and context at once."""
         prefill = attn_metadata.prefill
         lengths = prefill.query_start_loc.diff()
         if prefill.chunked_context is not None:

@@ -2,7 +2,8 @@
 
 A platform that is registered by a plug-in stands before vLLM's own. This one is vLLM's for CPUs but
 for models that select keys: they get OPENMLA_SPARSE, and keep chunked prefill, cached prefixes and
-the block size that were asked for.
+the block size that were asked for. Over FP8 pages all their queries are over selected rows: for the
+dense prefill of short prompts, vLLM would gather cached prefixes by kernels that are CUDA's.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 from vllm.platforms.cpu import CpuPlatform
 
+UNQUANTIZED = ("auto", "bfloat16")
 SPARSE = "openmla.integrations.vllm.sparse.OpenMLASparseBackend"
 
 
@@ -40,3 +42,5 @@ class OpenMLACpuPlatform(CpuPlatform):
         cache.enable_prefix_caching = prefixes
         cache.block_size = block_size if cache.user_specified_block_size else 64
         scheduler.enable_chunked_prefill, scheduler.max_num_batched_tokens = chunked, tokens
+        if cache.cache_dtype not in UNQUANTIZED:
+            vllm_config.attention_config.sparse_mla_force_mqa = True

@@ -12,6 +12,8 @@ queries does not compile, theirs is `queries.rotate_and_quantize`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, ClassVar
@@ -112,7 +114,8 @@ class OpenMLAIndexer(SparseAttnIndexer):
     """Keys into the paged cache, scores, and each query's selection into vLLM's buffer."""
 
     def __init__(self, k_cache: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(k_cache, *args, **kwargs)
+        with _without_vllms_kernels():
+            super().__init__(k_cache, *args, **kwargs)
         why = why_not(self)
         if why:
             raise Unsupported(f"openmla's indexer in vLLM: {why}", nearest="vLLM's own")
@@ -155,6 +158,23 @@ class OpenMLAIndexer(SparseAttnIndexer):
         count, size = pages.shape[:2]
         data = pages.as_strided((count, size * ROW_BYTES), (pages.stride(0), 1))
         return IndexCache(data, size, "ue8m0" if self.scale_fmt == "ue8m0" else "fp32")
+
+
+@contextmanager
+def _without_vllms_kernels() -> Iterator[None]:
+    """Let vLLM's op be made where its kernels are missing or do not compile: none is launched.
+
+    On CUDA it is not made without DeepGEMM. It also names Triton kernels that vLLM compiles before
+    it serves, for e4m3, which Triton does not have before SM89: the engine would not start.
+    """
+    op: Any = import_module("vllm.model_executor.layers.sparse_attn_indexer")
+    kernels = get_current_vllm_config().kernel_config
+    before = op.has_deep_gemm, kernels.enable_jit_warmup
+    op.has_deep_gemm, kernels.enable_jit_warmup = lambda: True, False
+    try:
+        yield
+    finally:
+        op.has_deep_gemm, kernels.enable_jit_warmup = before
 
 
 def _prepare_gpu() -> None:

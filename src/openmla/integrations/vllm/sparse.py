@@ -42,7 +42,7 @@ from openmla.integrations.vllm.registration import name_of
 
 
 class OpenMLASparseBackend(AttentionBackend):
-    """bf16 models with bf16 or FP8 caches."""
+    """Attention over selected rows, for bf16 models with bf16 or FP8 caches."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.bfloat16]
     supported_kv_cache_dtypes: ClassVar[list[str]] = [
@@ -57,7 +57,7 @@ class OpenMLASparseBackend(AttentionBackend):
 
     @staticmethod
     def get_impl_cls() -> Any:
-        """The class of a layer's attention."""
+        """The class that vLLM makes for each layer."""
         return OpenMLASparseImpl
 
     @staticmethod
@@ -110,14 +110,22 @@ class OpenMLASparseMetadataBuilder(SparseMLACommonMetadataBuilder[SparseMLACommo
 
     @classmethod
     def get_varlen_cudagraph_max_query_len(cls, vllm_config: Any, kv_cache_spec: Any) -> int:
-        """Tokens of a request in a captured batch: each token is a query of its own."""
+        """Tokens of a request in a captured batch: each token is a query of its own.
+
+        With decode context parallelism, requests of several tokens count as prefills here.
+        """
         from vllm.v1.attention.backend import max_decode_query_len
 
+        if vllm_config.parallel_config.decode_context_parallel_size > 1:
+            return 1
         most: int = max_decode_query_len(vllm_config)
         return most
 
     def update_draft_decode_metadata(self, metadata: Any) -> None:
-        """The one thing here that is not a view of vLLM's buffers; recorded in draft graphs."""
+        """Find the request of each token anew, between drafted tokens and in vLLM's draft graphs.
+
+        All else in the metadata is a view of buffers that vLLM keeps up to date.
+        """
         tokens = metadata.num_decode_tokens
         if tokens:
             refresh_requests(metadata.req_id_per_token[:tokens], metadata.query_start_loc)

@@ -33,7 +33,6 @@ from defects.harmless import HARMLESS, Harmless, reason
 PACKAGE = ROOT / "src" / "openmla"
 LEAST = 30
 FEWER = {
-    ("cdna4.sparse", "synchronization"),
     ("gluon.dequantize", "synchronization"),
 }
 """Kernels that order little: one copy waits for another, or one launch for the one before."""
@@ -190,6 +189,27 @@ def test_a_seed_draws_the_same_again() -> None:
         "host": 2,
     }
     assert {edit.group for edit in draw(kernel, PACKAGE, 4, 5, "addresses")} == {"addresses"}
+
+
+def test_files_narrow_a_draw() -> None:
+    kernel, folder = KERNELS["hopper.latent"], "kernels/gluon/ranges"
+    files = {edit.file for edit in draw(kernel, PACKAGE, 12, 5, files=(folder,))}
+    assert files and all(file.startswith(f"{folder}/") for file in files)
+    source = "kernels/hopper/latent/source.py"
+    assert {edit.file for edit in draw(kernel, PACKAGE, 8, 5, files=(source,))} == {source}
+
+
+def test_every_kernel_can_be_drawn_from() -> None:
+    """A kernel that the table does not know has no draw, and no report of what cases exercise."""
+    known = {file for kernel in KERNELS.values() for file in kernel.files(PACKAGE)}
+    known |= {file for kernel in KERNELS.values() for file in kernel.shared}
+    on_a_gpu = [path for path in (PACKAGE / "kernels").rglob("*.py") if "cpu" not in path.parts]
+    device = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in on_a_gpu
+        if path.name in ("launch.py", "plan.py") or ".jit" in path.read_text()
+    }
+    assert device - known == {"kernels/launch.py"}
 
 
 def test_what_is_known_to_be_harmless_is_still_there() -> None:

@@ -1068,6 +1068,20 @@ HARMLESS: tuple[Harmless, ...] = (
         "A program more finds no list, and ends.",
     ),
     Harmless(
+        "kernels/hopper/sparse_backward/kernel.py",
+        "score",
+        "smem.q.rope.index(opaque_zero())",
+        "smem.q.rope.index(0)",
+        "The number is 0 whether the compiler knows it or not.",
+    ),
+    Harmless(
+        "kernels/hopper/sparse_backward/gather.py",
+        "load_queries",
+        "DIMS.latent // PANEL",
+        "(((DIMS.latent) + (PANEL) - 1) // (PANEL))",
+        "Rows have 128, 256 or 512 latent columns, whole panels of 64.",
+    ),
+    Harmless(
         "planning/latent_split.py",
         "(module)",
         "MOST_ROWS = 2**31 - 1",

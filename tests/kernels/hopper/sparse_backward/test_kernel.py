@@ -83,6 +83,17 @@ def test_far_rows_have_the_same_gradients(axis: int) -> None:
     assert is_right_and_clean_far_away(FAR, axis)
 
 
+def test_lists_may_lie_column_by_column() -> None:
+    built = on(CASES["lists"])
+    saved = forward(built)
+    want, _ = run(built, saved)
+    op = built.operands
+    turned = replace(op, indices=op.indices.t().contiguous().t())
+    assert turned.indices.stride(0) == 1
+    got, reports = run(replace(built, built=replace(built.built, operands=turned)), saved)
+    assert all(report.ok for report in reports) and same_bits(got, want)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["early", "late", "random", "unfair"])
 @pytest.mark.parametrize("name", ["lists", "two blocks of heads"])

@@ -243,6 +243,21 @@ def test_only_tests_that_can_tell_count() -> None:
     assert not wanted(kernel, Path(), "test_right[b]", {"tests/kernels": ["[a"]})
 
 
+def test_tests_that_execute_a_line_come_before_those_that_were_collected_with_it() -> None:
+    """Launchers run when jobs are collected; the quickest tests have nothing to do with that."""
+    quick, slow, own = (
+        judging.Test(f"{name}.py::test", seconds, lines)
+        for name, seconds, lines in (
+            ("quick", 0.1, {}),
+            ("slow", 9.0, {"launch.py": [3]}),
+            ("own", 1.0, {"launch.py": [4]}),
+        )
+    )
+    clean = judging.Control((quick, slow, own), {"launch.py": [3, 4]}, (), 0.0)
+    assert clean.executing("launch.py", range(3, 4)) == [slow, quick, own]
+    assert clean.executing("launch.py", range(9, 10)) == []
+
+
 def change_of(repository: Repository, becomes: str) -> Edit:
     """The change of the toy that makes this statement."""
     return next(e for e in of_file(repository.source, "sums.py") if e.becomes == becomes)

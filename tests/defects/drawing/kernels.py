@@ -173,6 +173,7 @@ _TABLE = (
             CACHED,
             Suite("tests/kernels/hopper/test_far_rows.py"),
             *everywhere("hopper pages", "hopper rows"),
+            Suite("tests/kernels/test_places.py"),
             Suite("tests/planning/test_latent_split.py"),
             Suite("tests/kernels/hopper/latent"),
         ),

@@ -1110,6 +1110,13 @@ HARMLESS: tuple[Harmless, ...] = (
         "A program more has the rows after the last request, which have no keys to merge.",
     ),
     Harmless(
+        "kernels/portable/indexer_loss/launch.py",
+        "calls",
+        "here = min(together, tiles - first)",
+        "here = min(together, tiles + first)",
+        "The workspace has room for tiles past the last, and they have no rows.",
+    ),
+    Harmless(
         "kernels/portable/indexer_loss/row_pass.py",
         "loss_row_pass_kernel",
         "tl.max(highs, 0), 0.0)",

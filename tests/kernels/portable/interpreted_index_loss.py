@@ -172,7 +172,7 @@ def apart(first: int, number: int) -> Iterator[list[str]]:
     memories: dict[str, Memory] = {f"a page at the {e}": GuardedMemory(e) for e in EDGES_OF_PAGES}
     memories |= {f"far along axis {axis}": FarMemory(axis) for axis in (0, 1)}
     for name, memory in list(memories.items())[:number]:
-        got = run(moved(op, memory), (16, 16), together=1, memory=memory)
+        got = run(moved(op, memory), (16, 16), together=2, memory=memory)
         got = {name: x.contiguous() for name, x in got.items()}
         yield differing(got, want, name)
 

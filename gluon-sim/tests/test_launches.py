@@ -11,7 +11,7 @@ import torch
 
 import compiling
 import gluon_sim as sim
-from gluon_sim import compiled
+from gluon_sim import compiled, simulate
 from toys import dependent
 
 BLOCK, PROGRAMS = 128, 2
@@ -130,3 +130,12 @@ def test_no_program_writes_what_another_reads(races: Model, writer: int):
     assert races([Step(dependent.all_read_one_writes, args, constants)])
     assert not races([Step(dependent.all_read_one_writes, args, {"WRITER": -1})])
     assert not races([Step(dependent.all_read_one_writes, args, {"WRITER": 0}, programs=1)])
+
+
+def test_only_some_programs_of_a_long_grid_run():
+    programs = 2**40
+    out = torch.zeros(4 * 128, dtype=torch.int32)
+    args = (torch.arange(4 * 128, dtype=torch.int32), out, 128)
+    simulate(dependent.add_one, programs, args, only=(0, 3)).raise_if_bad()
+    assert out.view(4, 128)[:, 0].tolist() == [1, 0, 0, 3 * 128 + 1]
+    assert not simulate(dependent.add_one, programs, args, only=(4,)).ok

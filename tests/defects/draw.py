@@ -2,9 +2,11 @@
 
     python tests/defects/draw.py --kernel hopper.few --count 20 --seed 1 --jobs 2
     python tests/defects/draw.py --family hopper --count 30 --seed 1 --jobs 2
+    python tests/defects/draw.py --kernel hopper.latent --files kernels/hopper/latent/source.py
 
 Defects are drawn evenly by class and by operator; a seed draws the same ones on every machine. Of a
-kernel --count are drawn in all, of a family that many of each class. Each becomes a copy of the
+kernel --count are drawn in all, of a family that many of each class; with --files from those
+files of theirs alone. Each becomes a copy of the
 package with one change. A control runs what `make test` runs for the kernel and records which lines
 each test executes; a mutant is judged by the tests that execute the changed statement. What
 `harmless.py` has a reason for is not run.
@@ -196,6 +198,9 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--class", dest="group", default="all", choices=[*CLASSES, "all"])
+    parser.add_argument(
+        "--files", nargs="+", help="draw from these alone, files or folders below src/openmla"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="mutants at a time")
     parser.add_argument("--timeout", type=float, default=Limits.seconds, help="seconds")
     parser.add_argument("--memory", type=float, default=Limits.gib, help="GiB of a process, 0: any")
@@ -219,7 +224,9 @@ def drawn(kernel: Kernel, repository: Repository, options: argparse.Namespace) -
     return [
         edit
         for group in groups
-        for edit in draw(kernel, repository.source, options.count, options.seed, group)
+        for edit in draw(
+            kernel, repository.source, options.count, options.seed, group, options.files or ()
+        )
     ]
 
 

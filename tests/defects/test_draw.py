@@ -33,7 +33,6 @@ from defects.harmless import HARMLESS, Harmless, reason
 PACKAGE = ROOT / "src" / "openmla"
 LEAST = 30
 FEWER = {
-    ("cdna4.sparse", "synchronization"),
     ("gluon.dequantize", "synchronization"),
 }
 """Kernels that order little: one copy waits for another, or one launch for the one before."""
@@ -192,6 +191,27 @@ def test_a_seed_draws_the_same_again() -> None:
     assert {edit.group for edit in draw(kernel, PACKAGE, 4, 5, "addresses")} == {"addresses"}
 
 
+def test_files_narrow_a_draw() -> None:
+    kernel, folder = KERNELS["hopper.latent"], "kernels/gluon/ranges"
+    files = {edit.file for edit in draw(kernel, PACKAGE, 12, 5, files=(folder,))}
+    assert files and all(file.startswith(f"{folder}/") for file in files)
+    source = "kernels/hopper/latent/source.py"
+    assert {edit.file for edit in draw(kernel, PACKAGE, 8, 5, files=(source,))} == {source}
+
+
+def test_every_kernel_can_be_drawn_from() -> None:
+    """A kernel that the table does not know has no draw, and no report of what cases exercise."""
+    known = {file for kernel in KERNELS.values() for file in kernel.files(PACKAGE)}
+    known |= {file for kernel in KERNELS.values() for file in kernel.shared}
+    on_a_gpu = [path for path in (PACKAGE / "kernels").rglob("*.py") if "cpu" not in path.parts]
+    device = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in on_a_gpu
+        if path.name in ("launch.py", "plan.py") or ".jit" in path.read_text()
+    }
+    assert device - known == {"kernels/launch.py"}
+
+
 def test_what_is_known_to_be_harmless_is_still_there() -> None:
     known = [
         each
@@ -221,6 +241,21 @@ def test_only_tests_that_can_tell_count() -> None:
     assert counts(kernel, Path(), "test_right")
     assert wanted(kernel, Path(), "test_right[a]", {"tests/kernels": ["[a"]})
     assert not wanted(kernel, Path(), "test_right[b]", {"tests/kernels": ["[a"]})
+
+
+def test_tests_that_execute_a_line_come_before_those_that_were_collected_with_it() -> None:
+    """Launchers run when jobs are collected; the quickest tests have nothing to do with that."""
+    quick, slow, own = (
+        judging.Test(f"{name}.py::test", seconds, lines)
+        for name, seconds, lines in (
+            ("quick", 0.1, {}),
+            ("slow", 9.0, {"launch.py": [3]}),
+            ("own", 1.0, {"launch.py": [4]}),
+        )
+    )
+    clean = judging.Control((quick, slow, own), {"launch.py": [3, 4]}, (), 0.0)
+    assert clean.executing("launch.py", range(3, 4)) == [slow, quick, own]
+    assert clean.executing("launch.py", range(9, 10)) == []
 
 
 def change_of(repository: Repository, becomes: str) -> Edit:

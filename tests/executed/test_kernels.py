@@ -30,10 +30,11 @@ def check(case: Case, target: str, schedules: int) -> None:
 @pytest.mark.compile
 @pytest.mark.parametrize(("target", "name"), KERNELS)
 def test_some_cases_of_a_kernel(target: str, name: str) -> None:
+    """Two schedules of the first; what is not ordered is found under any of them."""
     if triton_version()[:2] != QUICK_TRITON[target]:
         pytest.skip("executed with the other Triton")
-    for change in QUICK[target][name]:
-        check(replace(CASES[target][name], **change), target, 2)
+    for number, change in enumerate(QUICK[target][name]):
+        check(replace(CASES[target][name], **change), target, 1 if number else 2)
 
 
 def test_twelve_cases_of_every_target():

@@ -11,11 +11,12 @@ import ast
 import importlib
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -50,6 +51,13 @@ class Defect:
 
 class Planted(Exception):
     """A defect was planted, and nobody wants to run it."""
+
+
+def controls(cases: Iterable[str], tested: Container[str]) -> list[Any]:
+    """The cases that defects are sought with, each once. Those that are `tested` without any defect
+    anyway, clean and right, are left to `make test-all`."""
+    names = sorted(set(cases))
+    return [pytest.param(n, marks=[pytest.mark.long] if n in tested else []) for n in names]
 
 
 _only_planting = False

@@ -113,6 +113,27 @@ UNEXERCISED: tuple[Unexercised, ...] = (
         NEVER_FALSE,
         "Only launches behind the kernel that counts rows have a count to look at.",
     ),
+    Unexercised(
+        "hopper.sparse_backward",
+        "consumer",
+        "mbarrier.wait(bars.valid_ready.index(0), phase)",
+        NEVER_BLOCKS,
+        "The producer announces what counts before it starts to copy the rows, which are waited for first; the wait orders the stores, and without it a race is found (a seeded defect).",
+    ),
+    Unexercised(
+        "hopper.sparse_backward",
+        "entry_pass_kernel",
+        "q_latent",
+        DOES_NOT_TURN,
+        "It is no ring: its tiles hold the columns of Q, which is loaded once for all entries.",
+    ),
+    Unexercised(
+        "hopper.sparse_backward",
+        "entry_pass_kernel",
+        "smem.d_out",
+        DOES_NOT_TURN,
+        "It is no ring: its tiles hold the columns of d_out, which is loaded once for all entries.",
+    ),
 )
 
 

@@ -9,10 +9,12 @@ import torch
 
 from gluon_sim import simulate
 from kernels.hopper.latent.ranges_kernel import ranges_kernel
+from openmla.arithmetic import ceildiv
 from openmla.planning import plan
 from openmla.planning.latent_split import (
     FP32,
     MIN_RANGE,
+    MOST_PART_ROWS,
     PARTIAL_CAP,
     STATE,
     STEP,
@@ -81,6 +83,22 @@ def test_the_workspace_holds_every_batch() -> None:
             assert rows <= rule.split_rows(1, total, most)
             assert count <= most_ranges(heads, most)
         assert not split or rule.can_split(most)
+
+
+@pytest.mark.parametrize("heads", [1, 16, 64, 128])
+@pytest.mark.parametrize("tile", [16, 64, 128])
+def test_a_slot_of_a_request_is_to_spare(heads: int, tile: int) -> None:
+    """Every number of queries, at the lengths where another range begins."""
+    rule, edges = LatentSplit(heads, 512), [2**n + step for n in range(12, 21) for step in (0, 1)]
+    for most in (4097, 5000, 8192, 8193, 32768, 32769, 2**20):
+        keys = {k for k in (most - 1, most, *edges) if k <= most}
+        used = [
+            ceildiv(rows, tile) * rule.ranges(rows, k)
+            for rows in range(heads, 2 * MOST_PART_ROWS, heads)
+            for k in keys
+            if rule.ranges(rows, k) > 1
+        ]
+        assert max(used, default=0) < rule.slots(most, tile)
 
 
 def test_groups_keep_the_workspace_bounded() -> None:

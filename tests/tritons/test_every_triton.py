@@ -45,11 +45,12 @@ def test_every_module_imports(name: str) -> None:
 
 
 def one_of_every_kind() -> list[CompileJob]:
-    """The first job of every kernel for every target."""
-    found: dict[tuple[str, str, str], CompileJob] = {}
+    """The first job of every kernel for every target; of a merge, of few ranges and of many, which
+    have layouts of their own."""
+    found: dict[tuple[str, str, str, int], CompileJob] = {}
     for job in table.discover():
-        kernel = job.call.kernel
-        found.setdefault((kernel.__module__, kernel.__name__, job.target), job)
+        kernel, ranges = job.call.kernel, job.call.arguments.get("TOGETHER", 0)
+        found.setdefault((kernel.__module__, kernel.__name__, job.target, ranges), job)
     return list(found.values())
 
 

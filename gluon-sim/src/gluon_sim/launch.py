@@ -123,9 +123,11 @@ def _grid(grid: int | Sequence[int]) -> tuple[int, int, int]:
     return x, y, z
 
 
-def _refill(machine: Machine, body: Any, resident: int) -> Any:
+def _refill(
+    machine: Machine, body: Any, resident: int, programs: Sequence[tuple[int, int, int]]
+) -> Any:
     """A callback that starts clusters until `resident` of them run."""
-    waiting = machine.programs()[::-1]
+    waiting = [*reversed(programs)]
 
     def start() -> bool:
         scheduler = machine.scheduler
@@ -151,6 +153,7 @@ def simulate(  # noqa: PLR0913
     outputs: Outputs = (),
     ignore: Iterable[Kind] = (),
     resident: int = 2,
+    only: Sequence[int] | None = None,
     limits: Limits = DEFAULT_LIMITS,
     picture: str | Path | None = None,
     rates: Rates = NOMINAL,
@@ -164,9 +167,10 @@ def simulate(  # noqa: PLR0913
     one another), or "timed" (records a timeline).
     `outputs`: names of arguments every element of which must be written exactly once; a mapping
     gives a mask of the elements that must be (all others must not).
-    `resident` clusters run side by side. `limits` end every run. `picture` writes the timeline
-    of a "timed" run (.svg or .html), whose units work at `rates`. `history` has the launches in
-    front on the same stream: with the option `launch_pdl` the last of them may still run.
+    `resident` clusters run side by side. `only` these programs of the grid's first axis run: a grid
+    may be far longer than what can be simulated. `limits` end every run. `picture` writes the
+    timeline of a "timed" run (.svg or .html), whose units work at `rates`. `history` has the
+    launches in front on the same stream: with the option `launch_pdl` the last may still run.
     """
     options = dict(kwargs or {})
     history = history or History()
@@ -199,8 +203,9 @@ def simulate(  # noqa: PLR0913
         if observer is not None:
             observer.ended(agent.cta.cluster)
 
-    scheduler.on_idle = _refill(machine, body, resident)
-    if machine.programs():
+    programs = machine.programs() if only is None else [(x, 0, 0) for x in only]
+    scheduler.on_idle = _refill(machine, body, resident, programs)
+    if programs:
         with _one_thread():
             scheduler.run(limits.seconds)
     _explain(scheduler, log)

@@ -74,9 +74,20 @@ def different(edit: Edit, package: Path) -> bool:
     return ast.dump(changed) != ast.dump(ast.parse(data))
 
 
-def draw(kernel: Kernel, package: Path, count: int, seed: int, group: str = "all") -> list[Edit]:
-    """So many defects of a kernel: evenly by class and, inside a class, by operator."""
-    found = candidates(kernel, package)
+def draw(
+    kernel: Kernel,
+    package: Path,
+    count: int,
+    seed: int,
+    group: str = "all",
+    files: Sequence[str] = (),
+) -> list[Edit]:
+    """So many defects of a kernel: evenly by class and, inside a class, by operator. With `files`
+    from those files and folders of it alone."""
+    found = {
+        each: [edit for edit in edits if not files or within(edit.file, files)]
+        for each, edits in candidates(kernel, package).items()
+    }
     groups = [g for g in CLASSES if found[g] and group in (g, "all")]
     drawn: list[Edit] = []
     for i, each in enumerate(groups):
@@ -88,6 +99,11 @@ def draw(kernel: Kernel, package: Path, count: int, seed: int, group: str = "all
                 drawn.append(edit)
                 share -= 1
     return drawn
+
+
+def within(file: str, places: Sequence[str]) -> bool:
+    """Whether a file is one of these, or below one of these folders."""
+    return any(file == place or file.startswith(f"{place.rstrip('/')}/") for place in places)
 
 
 def mixed(edits: Sequence[Edit], rng: random.Random) -> Iterator[Edit]:

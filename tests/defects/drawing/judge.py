@@ -117,16 +117,23 @@ class Control:
 
     def executing(self, file: str, lines: range) -> list[Test]:
         """The tests that execute one of these lines: the quickest of every file, then the second of
-        every file, and so on, for the tests of one file see much the same."""
+        every file, and so on, for the tests of one file see much the same. What runs when tests are
+        collected belongs to all of them, but those that execute it themselves come first."""
         wanted = set(lines)
-        whole = bool(wanted & set(self.at_import.get(file, ())))
-        found = [t for t in self.tests if whole or wanted & set(t.lines.get(file, ()))]
-        ranked: list[tuple[int, float, Test]] = []
-        seen: Counter[str] = Counter()
-        for test in sorted(found, key=lambda test: test.seconds):
-            ranked.append((seen[test.file], test.seconds, test))
-            seen[test.file] += 1
-        return [test for *_, test in sorted(ranked, key=lambda rank: rank[:2])]
+        own = [test for test in self.tests if wanted & set(test.lines.get(file, ()))]
+        if not wanted & set(self.at_import.get(file, ())):
+            return in_turn(own)
+        return [*in_turn(own), *in_turn([test for test in self.tests if test not in own])]
+
+
+def in_turn(tests: Sequence[Test]) -> list[Test]:
+    """The quickest of every file, then the second of every file, and so on."""
+    ranked: list[tuple[int, float, Test]] = []
+    seen: Counter[str] = Counter()
+    for test in sorted(tests, key=lambda test: test.seconds):
+        ranked.append((seen[test.file], test.seconds, test))
+        seen[test.file] += 1
+    return [test for *_, test in sorted(ranked, key=lambda rank: rank[:2])]
 
 
 @dataclass(frozen=True)

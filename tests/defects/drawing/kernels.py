@@ -14,9 +14,19 @@ NOT_DRAWN = ("/jobs.py",)
 
 OF_PLANS = ("plan.py", "resources.py", "family.py", "chip.py", "lds.py")
 """Files that are drawn from where they are named, not with the folder of their kernel."""
-HOPPER_KERNELS = ("backward", "dense", "dense_fp8", "few", "indexer", "latent", "latent_fp8")
+HOPPER_KERNELS = (
+    "backward",
+    "dense",
+    "dense_fp8",
+    "few",
+    "indexer",
+    "latent",
+    "latent_fp8",
+    "sparse_backward",
+)
 BLACKWELL_KERNELS = ("dense", "indexer", "pair", "sparse")
 CDNA4_KERNELS = ("dense", "indexer", "sparse")
+PORTABLE_KERNELS = ("backward", "indexer", "indexer_loss", "sparse_backward")
 
 
 @dataclass(frozen=True)
@@ -70,6 +80,13 @@ CDNA4 = (
     "kernels/gluon/scores.py",
 )
 INDEXER = ("kernels/gluon/indexer_operands.py", "kernels/gluon/indexer_work.py")
+RANGES = (
+    "kernels/gluon/places.py",
+    "kernels/gluon/ranges/launch.py",
+    "kernels/gluon/ranges/merge.py",
+    "kernels/gluon/ranges/rule.py",
+)
+"""Where the rows of a query are listed, and requests whose keys are split."""
 ATTENTION = tuple(
     f"kernels/portable/{file}.py"
     for file in (
@@ -133,6 +150,12 @@ _TABLE = (
         shared=HOPPER,
     ),
     Kernel(
+        "hopper.sparse_backward",
+        ("kernels/hopper/sparse_backward",),
+        (*LAUNCHES, Suite("tests/kernels/hopper/sparse_backward")),
+        shared=HOPPER,
+    ),
+    Kernel(
         "hopper.dense_fp8",
         ("kernels/hopper/dense_fp8", "kernels/gluon/upcast"),
         (
@@ -145,11 +168,12 @@ _TABLE = (
     ),
     Kernel(
         "hopper.latent",
-        ("kernels/hopper/latent", "kernels/gluon/ranges"),
+        ("kernels/hopper/latent", "kernels/gluon/ranges", "kernels/gluon/places.py"),
         (
             CACHED,
             Suite("tests/kernels/hopper/test_far_rows.py"),
             *everywhere("hopper pages", "hopper rows"),
+            Suite("tests/kernels/test_places.py"),
             Suite("tests/planning/test_latent_split.py"),
             Suite("tests/kernels/hopper/latent"),
         ),
@@ -207,13 +231,13 @@ _TABLE = (
             *everywhere("blackwell pages", "blackwell rows"),
             Suite("tests/kernels/blackwell/sparse"),
         ),
-        shared=BLACKWELL,
+        shared=(*BLACKWELL, *RANGES),
     ),
     Kernel(
         "blackwell.pair",
         ("kernels/blackwell/pair",),
         (*LAUNCHES, Suite("tests/kernels/blackwell/pair")),
-        shared=BLACKWELL,
+        shared=(*BLACKWELL, *RANGES),
         triton="3.9.0",
     ),
     Kernel(
@@ -246,7 +270,7 @@ _TABLE = (
             *everywhere("cdna4 pages", "cdna4 rows"),
             Suite("tests/kernels/cdna4/sparse"),
         ),
-        shared=CDNA4,
+        shared=(*CDNA4, *RANGES),
     ),
     Kernel(
         "cdna4.indexer",
@@ -285,6 +309,18 @@ _TABLE = (
         (*LAUNCHES, Suite("tests/kernels/portable/test_backward.py")),
     ),
     Kernel(
+        "portable.sparse_backward",
+        ("kernels/portable/sparse_backward",),
+        (*LAUNCHES, Suite("tests/kernels/portable/test_sparse_backward.py")),
+        shared=("kernels/portable/backward/sums.py",),
+    ),
+    Kernel(
+        "portable.indexer_loss",
+        ("kernels/portable/indexer_loss",),
+        (*LAUNCHES, Suite("tests/kernels/portable/test_index_loss.py")),
+        shared=("kernels/portable/backward/sums.py",),
+    ),
+    Kernel(
         "portable.indexer",
         ("kernels/portable/indexer",),
         (*LAUNCHES, Suite("tests/kernels/portable/test_indexer.py")),
@@ -306,6 +342,7 @@ _TABLE = (
             "kernels/hopper/chip.py",
             "kernels/hopper/family.py",
             *(f"kernels/hopper/{kernel}/plan.py" for kernel in HOPPER_KERNELS),
+            "kernels/gluon/select/plan.py",
             "planning/latent_split.py",
             "planning/split.py",
         ),
@@ -352,6 +389,21 @@ _TABLE = (
             Suite("tests/explain"),
         ),
     ),
+    Kernel(
+        "planning.portable",
+        (
+            "kernels/portable/family.py",
+            "kernels/portable/plan.py",
+            *(f"kernels/portable/{kernel}/plan.py" for kernel in PORTABLE_KERNELS),
+        ),
+        (
+            Suite("tests/kernels/portable/plans"),
+            Suite("tests/kernels/portable/test_host.py"),
+            *PLANS,
+            *LAUNCHES,
+            Suite("tests/explain"),
+        ),
+    ),
 )
 KERNELS = {kernel.name: kernel for kernel in _TABLE}
 
@@ -372,8 +424,11 @@ FAMILIES = {
     "portable": (
         "portable.attention",
         "portable.backward",
+        "portable.sparse_backward",
         "portable.indexer",
+        "portable.indexer_loss",
         "portable.quantize",
+        "planning.portable",
     ),
 }
 

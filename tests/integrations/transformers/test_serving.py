@@ -187,7 +187,7 @@ def test_a_server_that_has_run_long_holds_no_more_and_answers_the_same(v3: PreTr
     settings = {"generation_config": greedy(), "continuous_batching_config": engine()}
     answers, held = [], []
     with v3.continuous_batching_context_manager(**settings, warmup=False) as manager:
-        for _ in range(6):
+        for _ in range(4):
             names = [manager.add_request(prompt, max_new_tokens=NEW) for prompt in asked]
             found = {}
             while len(found) < len(names):

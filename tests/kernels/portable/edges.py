@@ -306,6 +306,14 @@ DEFECTS = [
         "dense, split",
         FULL,
     ),
+    Defect(
+        "fixed ranges have a row less",
+        "launch",
+        "rows = (space.slots * space.tokens * op.q.shape[1],)",
+        "rows = (space.slots * space.tokens * op.q.shape[1] - 1,)",
+        "latent, invariant",
+        3,
+    ),
 ]
 
 

@@ -10,6 +10,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +22,7 @@ from torch import Tensor
 
 import openmla.kernels.portable.indexer_loss as package
 from indexer.small_layer import HIDDEN, small_layer
+from kernels.far_memory import FarMemory
 from kernels.mutants import load_mutant, once
 from kernels.portable import interpreter
 from openmla.dispatch import plan_for
@@ -30,6 +32,9 @@ from openmla.kernels.launch import calls
 from openmla.kernels.portable.indexer_loss import launch, plan
 from openmla.kernels.portable.indexer_loss.plan import select_config
 from openmla.lab.testing.index_loss import LossCase, build_loss, faults, random_loss_case
+from openmla.lab.testing.memory import Memory
+from openmla.lab.testing.memory.guard import EDGES as EDGES_OF_PAGES
+from openmla.lab.testing.memory.guard import GuardedMemory
 from openmla.nn import Batch
 from openmla.planning import Plan
 from openmla.planning.target import target_by_name
@@ -57,15 +62,25 @@ Part = Callable[[int, int], Iterator[list[str]]]
 
 
 def run(
-    op: LossOperands, tile: tuple[int, int], together: int = 0, launch: ModuleType = launch
+    op: LossOperands,
+    tile: tuple[int, int],
+    together: int = 0,
+    launch: ModuleType = launch,
+    memory: Memory | None = None,
 ) -> dict[str, Tensor]:
     """Loss and gradients by name; every buffer starts full of NaN, the workspace as well.
 
-    together: tiles of queries that share the workspace; 0: all.
+    together: tiles of queries that share the workspace; 0: all. memory: where gradients lie, and
+    workspaces where it has inaccessible pages.
     """
+    gradients = LossGradients.allocate(op)
+    if memory is not None:
+        own = {name: memory.new(x.shape, x.dtype) for name, x in gradients.tensors().items()}
+        own |= {name: own[name].contiguous() for name in ("k", "weights")}  # without strides
+        gradients = LossGradients(**own)
     results: tuple[Tensor | LossGradients, ...] = (
         op.index_q.new_empty(op.index_q.shape[0], dtype=torch.float32),
-        LossGradients.allocate(op),
+        gradients,
     )
     found = {"loss": results[0], **results[1].tensors()}
     for x in found.values():
@@ -77,12 +92,33 @@ def run(
         line = 2 * 4 * config.BM * config.columns(problem.total_k)
         plan.SCORE_CAP = together * line if together else CAP
         torch.use_deterministic_algorithms(True)  # fills what is not initialized with NaN
-        for call in launch.calls(
-            Plan(problem, "h200", "portable", "index_loss", config), given, result
-        ):
+        chosen = Plan(problem, "h200", "portable", "index_loss", config)
+        with workspaces_in(memory):
+            calls_of_it = list(launch.calls(chosen, given, result))
+        for call in calls_of_it:
             call.run()
         torch.use_deterministic_algorithms(False)
     return found
+
+
+@contextmanager
+def workspaces_in(memory: Memory | None) -> Iterator[None]:
+    """Between inaccessible pages, where the tensors of a case are."""
+    if not isinstance(memory, GuardedMemory):
+        yield
+        return
+
+    def new_empty(x: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        return memory.new(shape, dtype or x.dtype)
+
+    def empty_like(x: Tensor) -> Tensor:
+        return memory.new(x.shape, x.dtype)
+
+    with (
+        patch.object(Tensor, "new_empty", new_empty),
+        patch.object(torch, "empty_like", empty_like),
+    ):
+        yield
 
 
 def differing(got: dict[str, Tensor], want: dict[str, Tensor], how: str) -> list[str]:
@@ -116,6 +152,42 @@ def edges(first: int, number: int) -> Iterator[list[str]]:
         op = build_loss(case)
         wrong = faults(op, run(op, TILES[seed % len(TILES)], together=2), rounds_dz=True)
         yield [f"seed {seed}, {case}: {p}" for p in wrong]
+
+
+def steep(first: int, number: int) -> Iterator[list[str]]:
+    """Scores of hundreds, the largest of which decides a row, in lines of several blocks."""
+    for seed in range(first, first + number):
+        op = build_loss(replace(EDGES, seed=seed, k_lens=(70, 1)))
+        op = replace(op, index_weights=op.index_weights * 10)
+        with patch.object(launch, "ROW_BLOCK", 32):
+            wrong = faults(op, run(op, TILES[seed % len(TILES)], together=2), rounds_dz=True)
+        yield [f"seed {seed}: {p}" for p in wrong]
+
+
+def apart(first: int, number: int) -> Iterator[list[str]]:
+    """Tensors and workspaces between inaccessible pages, or operands and gradients past element
+    2^31. No bit changes."""
+    op = build_loss(replace(EDGES, seed=first, q_lens=(20, 1), k_lens=(33, 1), rope="per_head"))
+    want = run(op, (16, 16), together=1)
+    memories: dict[str, Memory] = {f"a page at the {e}": GuardedMemory(e) for e in EDGES_OF_PAGES}
+    memories |= {f"far along axis {axis}": FarMemory(axis) for axis in (0, 1)}
+    for name, memory in list(memories.items())[:number]:
+        got = run(moved(op, memory), (16, 16), together=2, memory=memory)
+        got = {name: x.contiguous() for name, x in got.items()}
+        yield differing(got, want, name)
+
+
+def moved(op: LossOperands, memory: Memory) -> LossOperands:
+    """The same operands in another memory."""
+
+    def copy(x: Tensor | None) -> Any:
+        return None if x is None else memory.new(x.shape, x.dtype).copy_(x)
+
+    a = op.attention
+    own = {name: copy(getattr(a, name)) for name in ("q", "k_nope", "k_rope", "key_mask")}
+    attention = replace(a, **own, v=own["k_nope"])
+    names = ("index_q", "index_k", "index_weights", "lse")
+    return replace(op, **{n: copy(getattr(op, n)) for n in names}, attention=attention)
 
 
 def bits(first: int, number: int) -> Iterator[list[str]]:
@@ -277,6 +349,8 @@ def controls(first: int, number: int) -> Iterator[list[str]]:
 PARTS: dict[str, Part] = {
     "fuzz": fuzz,
     "edges": edges,
+    "steep": steep,
+    "apart": apart,
     "bits": bits,
     "defects": defects,
     "controls": controls,

@@ -10,26 +10,33 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
 import openmla
 import openmla.kernels.portable.sparse_backward as package
+from gluon_sim import unreserved
+from kernels.far_memory import FarMemory
 from kernels.mutants import load_mutant, once
 from kernels.portable import interpreter
 from openmla.backward.reference import Saved
 from openmla.backward.sparse_operands import RowGradients, WantedRows
 from openmla.kernels.portable.sparse_backward import launch, plan
 from openmla.kernels.portable.sparse_backward.plan import select_config
+from openmla.kernels.portable.sparse_backward.row_sum import sparse_row_sum_kernel
 from openmla.lab.testing.case import Case
 from openmla.lab.testing.gradients import GradientCase
 from openmla.lab.testing.memory import BACKGROUNDS, Memory
+from openmla.lab.testing.memory.guard import EDGES as EDGES_OF_PAGES
+from openmla.lab.testing.memory.guard import GuardedMemory
 from openmla.lab.testing.row_gradients import (
     BuiltRowGradients,
     build_row_gradients,
@@ -61,6 +68,20 @@ EDGES = Case(
 Part = Callable[[int, int], Iterator[list[str]]]
 
 
+@contextmanager
+def workspaces_in(memory: Memory | None) -> Iterator[None]:
+    """Between inaccessible pages, where the tensors of a case are."""
+    if not isinstance(memory, GuardedMemory):
+        yield
+        return
+
+    def new_empty(x: Tensor, *shape: int, dtype: torch.dtype) -> Tensor:
+        return memory.new(shape, dtype)
+
+    with patch.object(Tensor, "new_empty", new_empty):
+        yield
+
+
 def forward(built: BuiltRowGradients) -> Saved:
     """out and lse, by the CPU kernel."""
     with torch.no_grad():
@@ -74,18 +95,25 @@ def run(
     wanted: WantedRows | None = None,
     tokens: int = 0,
     launch: ModuleType = launch,
+    memory: Memory | None = None,
 ) -> dict[str, Tensor]:
-    """Gradients by name; every buffer starts full of NaN. tokens: queries of one workspace."""
+    """Gradients by name; every buffer starts full of NaN. tokens: queries of one workspace. memory:
+    where gradients and workspaces lie."""
     op = built.backward(saved)
     problem = op.problem()
     plan.PART_CAP = tokens * problem.topk * problem.d_qk * 4 if tokens else CAP
     config = replace(select_config(problem, target_by_name("h200")), BM=tile[0], BN=tile[1])
     gradients = RowGradients.allocate(op.forward, wanted or WantedRows())
+    if memory is not None:
+        own = {name: memory.new(x.shape, x.dtype) for name, x in gradients.tensors().items()}
+        own["rows"] = own["rows"].contiguous()
+        gradients = replace(gradients, **own)
     for x in gradients.tensors().values():
         x.fill_(torch.nan)
-    for call in launch.calls(
-        Plan(problem, "h200", "portable", "sparse_backward", config), op, gradients
-    ):
+    chosen = Plan(problem, "h200", "portable", "sparse_backward", config)
+    with workspaces_in(memory):
+        calls = list(launch.calls(chosen, op, gradients))
+    for call in calls:
         call.run()
     return gradients.tensors()
 
@@ -143,6 +171,62 @@ def bits(first: int, number: int) -> Iterator[list[str]]:
             for name, x in found.items()
             if not torch.equal(x.view(_INTEGER[x.dtype]), every[name].view(_INTEGER[x.dtype]))
         ]
+
+
+def apart(first: int, number: int) -> Iterator[list[str]]:
+    """Tensors and workspaces between inaccessible pages, or past element 2^31, with lists that lie
+    column by column; and row 0, which no list names, full of NaN. No bit changes."""
+    case = GradientCase(replace(EDGES, seed=first, q_lens=(5,)), d_lse=True)
+    want = _unread_row(case, Memory("cpu"), 0.0)
+    memories: dict[str, Memory] = {
+        f"a page at the {edge}": GuardedMemory(edge) for edge in EDGES_OF_PAGES
+    }
+    memories |= {f"far along axis {axis}": FarMemory(axis) for axis in (0, 1)}
+    for name, memory in list(memories.items())[:number]:
+        got = _unread_row(case, memory, torch.nan)
+        yield [f"{name}: d_{n}" for n, x in want.items() if not _same(x, got[n])]
+
+
+def _unread_row(case: GradientCase, memory: Memory, value: float) -> dict[str, Tensor]:
+    """Gradients of a case whose row 0 is named by no list, and has this value."""
+    built = build_row_gradients(case, memory)
+    op = built.operands
+    lists = torch.where(op.indices == 0, 1, op.indices)
+    lists = lists.t().contiguous().t() if isinstance(memory, FarMemory) else lists
+    op = replace(op, indices=lists)
+    assert isinstance(op.cache, Tensor)
+    op.cache[0] = value
+    arguments = {**built.built.arguments, "indices": lists}
+    built = replace(built, built=replace(built.built, operands=op, arguments=arguments))
+    saved = Saved(*(memory.new(x.shape, x.dtype).copy_(x) for x in forward(built)))
+    return run(built, saved, (16, 16), tokens=2, memory=memory)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Whether all bits are."""
+    integer = _INTEGER[one.dtype]
+    return torch.equal(one.contiguous().view(integer), other.contiguous().view(integer))
+
+
+def last_row(first: int, number: int) -> Iterator[list[str]]:
+    """The sum of a row past what 32 bits address: the last program of millions, run alone."""
+    width, row = 576, 2**31 // 576 + 7
+    for seed in range(first, first + number):
+        torch.manual_seed(seed)
+        part = torch.randn(3, width)
+        starts = torch.frombuffer(unreserved((row + 2) * 8), dtype=torch.int64)
+        starts[row], starts[row + 1] = 0, 3
+        d_rows = torch.frombuffer(unreserved((row + 1) * width * 2), dtype=torch.bfloat16)
+        with interpreter.numbered_from(row):
+            sparse_row_sum_kernel[(1,)](
+                *(part, torch.tensor([2, 0, 1]), starts, None, d_rows),
+                WIDTH=width,
+                COLUMNS=1024,
+                FIRST=True,
+                LAST=True,
+            )
+        want = ((part[2] + part[0]) + part[1]).bfloat16()
+        yield [] if torch.equal(d_rows[row * width :], want) else [f"seed {seed}: row {row}"]
 
 
 class Defect(NamedTuple):
@@ -211,7 +295,14 @@ def defects(first: int, number: int) -> Iterator[list[str]]:
         yield [] if found else [f"not found: {name}"]
 
 
-PARTS: dict[str, Part] = {"fuzz": fuzz, "edges": edges, "bits": bits, "defects": defects}
+PARTS: dict[str, Part] = {
+    "fuzz": fuzz,
+    "edges": edges,
+    "bits": bits,
+    "apart": apart,
+    "last row": last_row,
+    "defects": defects,
+}
 
 
 def main(part: str, first: int, number: int) -> None:

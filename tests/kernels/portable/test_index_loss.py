@@ -38,6 +38,8 @@ def loss_of(dense: Problem = DENSE, heads: int = 64, width: int = 128) -> LossPr
         ("fuzz", 100, 4),
         pytest.param("fuzz", 200, 20, marks=pytest.mark.long),
         ("edges", 0, 4),
+        ("steep", 0, 2),
+        ("apart", 0, 4),
         ("bits", 0, 1),
         pytest.param("bits", 1, 3, marks=pytest.mark.long),
         ("controls", 0, 4),

@@ -44,6 +44,8 @@ V32 = Problem(
         ("edges", 0, 2),
         ("bits", 0, 1),
         pytest.param("bits", 1, 2, marks=pytest.mark.long),
+        ("apart", 0, 4),
+        ("last row", 0, 1),
         pytest.param("defects", 0, 11, marks=pytest.mark.seeded),
     ],
 )

@@ -88,8 +88,8 @@ def _operand(text: str) -> Operand:
 # -- instructions that compute a result of their operands
 def _float(function: Callable[..., Any]) -> Callable[..., Array]:
     def apply(*bits: Array) -> Array:
-        result = np.asarray(function(*(b.view(np.float32) for b in bits)), np.float32)
-        current().charge(np.size(result))
+        result = np.asarray(function(*[b.view(np.float32) for b in bits]), np.float32)
+        current().charge(result.size)
         return result.view(np.uint32)
 
     return apply
@@ -152,7 +152,7 @@ def _two_products(a: Array, b: Array) -> Array:
         product = values[0].astype(np.float64) * values[1]
         bits = np.asarray(dtypes.bfloat16.encode(product.astype(np.float32))).view(np.uint16)
         halves.append(bits.astype(np.uint32))
-    current().charge(2 * np.size(a))
+    current().charge(2 * a.size)
     return halves[0] << np.uint32(16) | halves[1]
 
 
@@ -210,6 +210,8 @@ class Threads:
         self.lanes = lanes
         self.registers: dict[str, Any] = dict(inputs)
         self.active = self._everybody = np.ones(shape, bool)
+        self._some = True
+        """Whether any thread is active; all are where `active` is `_everybody`."""
         self._jumping: dict[str, Array] = {}
 
     def run(self, program: Program) -> None:
@@ -217,7 +219,12 @@ class Threads:
         for step in program.instructions:
             if step.label:
                 self.active = self.active | self._jumping.pop(step.label, False)
+                if self.active.all():
+                    self.active = self._everybody
+                self._some = bool(self.active.any())
                 continue
+            if not self._some:
+                continue  # all threads jump over it
             on = self.active
             if step.guard:
                 test = self.registers[step.guard.lstrip("!")]
@@ -259,6 +266,7 @@ class Threads:
             current().report(Kind.ERROR, "bra.uni: the lanes of a warp do not agree")
         self._jumping[label] = self._jumping.get(label, np.zeros(self.shape, bool)) | on
         self.active = self.active & ~on
+        self._some = bool(self.active.any())
 
     # -- registers
     def _read(self, operand: Operand, bits: int) -> Array:
@@ -284,14 +292,14 @@ class Threads:
                 shifted = bits >> np.asarray(i * half, bits.dtype)
                 self._write(name, np.asarray(shifted).astype(f"u{half // 8}"), on)
             return
-        if on is not self._everybody and not on.all():
+        if on is not self._everybody and (on is self.active or not on.all()):
             if operand not in self.registers and operand.startswith("$"):
                 raise ValueError(f"only some threads write {operand}, which has no value before")
             unknown = ~np.zeros((), bits.dtype)  # all ones: NaN
             bits = np.where(on, bits, self.registers.get(operand, unknown))
         # Nothing writes into an array, so two registers may be one.
         self.registers[operand] = (
-            bits if np.shape(bits) == self.shape else np.array(np.broadcast_to(bits, self.shape))
+            bits if bits.shape == self.shape else np.array(np.broadcast_to(bits, self.shape))
         )
 
     def result(self, name: str) -> Array:

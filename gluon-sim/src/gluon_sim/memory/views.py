@@ -20,10 +20,12 @@ from gluon_sim.machine.clocks import Shadow
 from gluon_sim.machine.context import current
 from gluon_sim.memory.lanes import half_lane_width, half_lanes
 from gluon_sim.memory.placement import placement
-from gluon_sim.memory.tiles import Home, row_major, seen_as, tile_of
+from gluon_sim.memory.tiles import Home, Tile, row_major, seen_as, tile_of
 from gluon_sim.values.dtypes import Array, DType
 from gluon_sim.values.layouts import split_axis
 from gluon_sim.values.tensors import Tensor
+
+_UNKNOWN = "unknown"
 
 
 class Allocation:
@@ -79,6 +81,10 @@ class MemoryView:
         self.layout = layout
         self.stage = stage
         self.place = place  # bytes from `offset` to every element; None: strided
+        # Each found once: a view that is loaded needs them several times.
+        self._tile: Tile | str | None = _UNKNOWN
+        self._positions: Array | None = None
+        self._cells: int | None = None
 
     # -- what kernels read
     @property
@@ -130,6 +136,13 @@ class MemoryView:
         """Name as findings print it."""
         return self.alloc.name if self.stage is None else f"{self.alloc.name}[{self.stage}]"
 
+    @property
+    def tile(self) -> Tile | None:
+        """What the layout says of a tile."""
+        if isinstance(self._tile, str):
+            self._tile = tile_of(self.layout)
+        return self._tile
+
     # -- sub-views
     def _derive(self, **changes: Any) -> MemoryView:
         fields: dict[str, Any] = {
@@ -141,7 +154,10 @@ class MemoryView:
             "stage": self.stage,
             "place": self.place,
         }
-        return type(self)(self.alloc, **{**fields, **changes})
+        view = type(self)(self.alloc, **{**fields, **changes})
+        if "layout" not in changes:
+            view._tile = self._tile
+        return view
 
     def index(self, i: Any) -> MemoryView:
         """The i-th part along the first axis (a pipeline stage)."""
@@ -150,7 +166,7 @@ class MemoryView:
         i = int(i)
         if not 0 <= i < self._shape[0]:
             raise IndexError(f"index {i} of {self.label}, which has {self._shape[0]} stages")
-        tile = tile_of(self.layout)
+        tile = self.tile
         if tile is not None and self.rank <= tile.rank:
             raise ValueError(f"index of {self.label} {self._shape} cuts a tile")
         if self.place is not None and self.rank == self.place.ndim:
@@ -180,7 +196,7 @@ class MemoryView:
     def permute(self, order: Sequence[int]) -> MemoryView:
         """The same bytes with the axes in another order."""
         axes = [int(i) for i in order]
-        tile = tile_of(self.layout)
+        tile = self.tile
         plain = tile is not None and tile.kind == "nvmma" and not tile.swizzle
         if plain and axes != sorted(axes):
             raise ValueError(
@@ -188,9 +204,10 @@ class MemoryView:
                 "tile that has no swizzle as if it had been written in that order"
             )
         view = self._derive(
-            shape=[self._shape[i] for i in axes], strides=[self.strides[i] for i in axes]
+            shape=[self._shape[i] for i in axes],
+            strides=[self.strides[i] for i in axes],
+            layout=_permuted(self.layout, axes),
         )
-        view.layout = _permuted(self.layout, axes)
         if self.place is not None:
             if self.rank > self.place.ndim:
                 raise ValueError(f"permute of {self.label}: pick a stage first")
@@ -232,7 +249,7 @@ class MemoryView:
         if first.place is not None and within:
             raise ValueError(f"{self.label}: only a whole tile can be seen as another one")
         nbytes, itemsize = len(self.alloc.bytes), first.dtype.itemsize
-        home = Home(tile_of(first.layout), first.shape, itemsize, nbytes, first.split)
+        home = Home(first.tile, first.shape, itemsize, nbytes, first.split)
         start = self.offset + within
         try:
             seen = seen_as(home, start, tile_of(layout), shape, dtype.itemsize, _split(layout))
@@ -280,13 +297,14 @@ class MemoryView:
 
     def byte_positions(self) -> Array:
         """The position of every byte of a placed view, element by element."""
-        assert self.place is not None
-        first = np.full((1,) * self.place.ndim, self.offset)
-        for axis in reversed(range(self.rank - self.place.ndim)):
-            steps = np.arange(self._shape[axis]) * self.strides[axis]
-            first = first[None] + steps.reshape(-1, *(1,) * first.ndim)
-        positions: Array = (first + self.place)[..., None] + np.arange(self.dtype.itemsize)
-        return positions
+        if self._positions is None:
+            assert self.place is not None
+            first = np.full((1,) * self.place.ndim, self.offset)
+            for axis in reversed(range(self.rank - self.place.ndim)):
+                steps = np.arange(self._shape[axis]) * self.strides[axis]
+                first = first[None] + steps.reshape(-1, *(1,) * first.ndim)
+            self._positions = (first + self.place)[..., None] + np.arange(self.dtype.itemsize)
+        return self._positions
 
     def array(self) -> Array:
         """The bits, as a writable NumPy view (of a placed view: a copy that cannot be written)."""
@@ -330,7 +348,9 @@ class MemoryView:
 
     def cells(self) -> int:
         """Bit mask of the bytes this view covers."""
-        return self.alloc.cells(self)
+        if self._cells is None:
+            self._cells = self.alloc.cells(self)
+        return self._cells
 
     # -- what kernels call
     def load(self, layout: Any = None) -> Tensor:

@@ -138,7 +138,7 @@ class Tensor:
             if isinstance(other, Tensor):
                 right = right.astype(dtype.register, copy=False)
         result = op(left, right)
-        current().charge(np.size(result), split=split)
+        current().charge(result.size, split=split)
         # An fp32 register holds every fp32 number; an integer of the register's type is the result.
         exact = dtype is dtypes.float32 if dtype.is_float else result.dtype.type is dtype.register
         if not exact:

@@ -19,6 +19,7 @@ from kernels.judging import (
     assert_right_clean_and_deaf_to_poison,
     on,
 )
+from kernels.mutants import controls
 from openmla.kernels.cdna4.sparse import launch as own_launch
 from openmla.lab.testing.build import BuiltCase, Outcome
 from openmla.lab.testing.case import Case
@@ -87,7 +88,18 @@ def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latent_split, "PARTIAL_CAP", ONE_AT_A_TIME)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "groups"])
+# The rows of "token" are those of "token, e4m3 queries".
+LONGER = ("token",)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.long] if name in LONGER else [])
+        for name in CASES
+        if name != "groups"
+    ],
+)
 def test_accepted_clean_and_deaf_to_poison(name: str) -> None:
     assert plan_of(on(CASES[name])).variant.ranges.rows
     assert_right_clean_and_deaf_to_poison(CASES[name], run)
@@ -324,7 +336,7 @@ def test_defect_is_found(defect: Defect, tmp_path: Path, monkeypatch: pytest.Mon
     )
 
 
-@pytest.mark.parametrize("name", sorted({defect.case for defect in DEFECTS}))
+@pytest.mark.parametrize("name", controls((d.case for d in DEFECTS), CASES))
 def test_without_a_defect_nothing_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if name == "groups":
         monkeypatch.setattr(latent_split, "PARTIAL_CAP", ONE_AT_A_TIME)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import openmla
 from gluon_sim import Kind, Limits, Report, intercept
+from kernels.far_memory import FarMemory
 from openmla.backward.operands import EVERY, Gradients, Wanted
 from openmla.backward.reference import Saved
 from openmla.kernels.hopper.backward import launch as own_launch
@@ -41,17 +42,32 @@ def plan_of(built: BuiltGradients, saved: Saved, sm_count: int = SMALL_CHIP) -> 
     return replace(chosen, config=replace(chosen.config, sm_count=sm_count))
 
 
+def moved(x: Tensor | None, memory: Memory) -> Tensor | None:
+    """A copy that lies in another memory."""
+    return None if x is None else memory.new(x.shape, x.dtype).copy_(x)
+
+
 def run(
     built: BuiltGradients,
     saved: Saved,
     plan: Plan | None = None,
     wanted: Wanted = EVERY,
     launch: ModuleType = own_launch,
+    memory: Memory | None = None,
     **options: Any,
 ) -> tuple[dict[str, Tensor], list[Report]]:
-    """Gradients by name, every element of which is written exactly once, and the reports."""
+    """Gradients by name, every element of which is written exactly once, and the reports. memory:
+    where the gradients of q, k and v lie, unless side by side."""
     op = built.backward(saved)
     gradients = Gradients.allocate(op.forward, wanted)
+    if memory is not None:
+        rope = gradients.k_rope
+        gradients = replace(
+            gradients,
+            q=moved(gradients.q, memory),
+            kv=moved(gradients.kv, memory),
+            k_rope=moved(rope, memory) if rope is not None and rope.dim() == 3 else rope,
+        )
     names = ("q", "kv", "k_rope", "sink")
     buffers = {name: getattr(gradients, name) for name in names}
     given = {name: x for name, x in buffers.items() if x is not None}
@@ -61,6 +77,21 @@ def run(
         for call in launch.calls(plan or plan_of(built, saved), op, gradients):
             call.run()
     return gradients.tensors(), reports
+
+
+def is_right_and_clean_far_away(
+    case: GradientCase, axis: int, launch: ModuleType = own_launch
+) -> bool:
+    """Operands, what the forward pass saved and gradients past element 2^31 have the same bits."""
+    built = on(case)
+    saved = forward(built)
+    want, _ = run(built, saved)
+    far = FarMemory(axis)
+    apart = build_gradients(case, far)
+    out, lse = (moved(x, far) for x in saved)
+    assert out is not None and lse is not None and out.stride() != saved.out.stride()
+    got, reports = run(apart, Saved(out, lse), memory=far, launch=launch)
+    return all(report.ok for report in reports) and same_bits(got, want)
 
 
 def same_bits(got: dict[str, Tensor], want: dict[str, Tensor]) -> bool:

@@ -13,7 +13,7 @@ from gluon_sim import Kind
 from kernels.hopper.backward.simulated import check
 from kernels.hopper.backward.test_kernel import CASES as KERNEL_CASES
 from kernels.hopper.backward.test_kernel import NARROW
-from kernels.mutants import NOTHING, Defect, assert_found, load_mutant
+from kernels.mutants import NOTHING, Defect, assert_found, controls, load_mutant
 from openmla.kernels.hopper.backward import launch as launcher
 from openmla.lab.testing.gradients import GradientCase
 
@@ -293,6 +293,6 @@ def test_defect_is_found(defect: BackwardDefect, tmp_path: Path) -> None:
     assert_found(defect.kind, partial(check, mutant, CASES[defect.case]))
 
 
-@pytest.mark.parametrize("name", sorted({defect.case for defect in DEFECTS}))
+@pytest.mark.parametrize("name", controls((d.case for d in DEFECTS), KERNEL_CASES))
 def test_the_kernels_themselves_are_clean_and_right(name: str) -> None:
     assert check(launcher, CASES[name], "random", 1) == (set(), True)

@@ -11,6 +11,7 @@ import torch
 from kernels.hopper.backward.simulated import (
     assert_right_clean_and_deaf_to_poison,
     forward,
+    is_right_and_clean_far_away,
     on,
     plan_of,
     run,
@@ -56,6 +57,17 @@ CASES: dict[str, GradientCase] = {
 @pytest.mark.parametrize("name", CASES)
 def test_right_clean_and_deaf_to_poison(name: str) -> None:
     assert_right_clean_and_deaf_to_poison(CASES[name])
+
+
+FAR = GradientCase(
+    replace(NARROW, heads=4, q_lens=(8, 1), k_lens=(8, 70), rope="per_head"),
+    d_lse=True,
+)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_far_rows_have_the_same_gradients(axis: int) -> None:
+    assert is_right_and_clean_far_away(FAR, axis)
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from kernels.hopper.dense_fp8.test_kernel import FP8 as FP8_CASES
 from kernels.hopper.dense_fp8.test_kernel import H200, chip
 from kernels.hopper.simulated import plan_of
 from kernels.judging import Change, as_built, on
-from kernels.mutants import NOTHING, Defect, assert_found, load_mutant, once
+from kernels.mutants import NOTHING, Defect, assert_found, controls, load_mutant, once
 from openmla.kernels.hopper.dense_fp8 import launch as launcher
 from openmla.lab.testing.build import BuiltCase, Outcome
 from openmla.lab.testing.compare import judge
@@ -32,6 +32,7 @@ CASES = {
         MIXED_CASES["rising"], side_dtype="fp16", scale=-0.1, q_lens=(70,), k_lens=(390,)
     ),
 }
+TESTED = (*(f"mixed {name}" for name in MIXED_CASES), *(f"fp8 {name}" for name in FP8_CASES))
 CASES |= {f"mixed falling {rows} rows": CASES["mixed falling far"] for rows in ("upper", "lower")}
 
 
@@ -308,7 +309,7 @@ def test_defect_is_found(defect: Fp8Defect, tmp_path: Path) -> None:
     assert_found(defect.kind, partial(run, mutant, defect.case, defect.num_qo))
 
 
-@pytest.mark.parametrize("name", sorted({defect.case for defect in DEFECTS}))
+@pytest.mark.parametrize("name", controls((d.case for d in DEFECTS), TESTED))
 def test_the_kernel_itself_is_clean_and_right(name: str) -> None:
     assert run(launcher, name, 2, "random", 1) == (set(), True)
 

@@ -20,7 +20,7 @@ from gluon_sim import Kind, Limits, intercept
 from indexer.score_cases import UNWRITTEN, among_many, paged, pair
 from kernels.hopper.indexer.test_select import operands, results_of
 from kernels.hopper.latent.defect import SparseDefect
-from kernels.mutants import RUNS, assert_found, load_mutant, once
+from kernels.mutants import NOTHING, RUNS, assert_found, load_mutant, once
 from openmla.indexer import reference
 from openmla.indexer.operands import ScoresOperands, SelectOperands, Windows
 from openmla.kernels.blackwell.indexer import launch as blackwell_launcher
@@ -41,6 +41,8 @@ SCORES = {
     # One query a request: 21 blocks through a ring of eight, then four requests more.
     "decode": paged([1] * 5, [2600, 129, 300, 64, 200], 64, 32),
     "decode, two queries": paged([2, 1, 0, 4, 1], [300, 200, 70, 290, 129], 64, 64),
+    # The same call again, which may begin before the first has ended.
+    "decode, twice": paged([1] * 2, [65, 130], 64, 64),
 }
 LISTS: dict[str, SelectOperands] = {
     "short rows": operands("random", 4000, 900),
@@ -162,6 +164,14 @@ DEFECTS = [
         "decode",
     ),
     IndexDefect(
+        "decode: windows and scores of the launch in front are overwritten",
+        Kind.RACE,
+        DECODE,
+        "wait_for_kernel_before()",
+        NOTHING,
+        "decode, twice",
+    ),
+    IndexDefect(
         "decode: keys are read before they are there",
         None,
         DECODE,
@@ -257,8 +267,9 @@ def scores_of(
     op = replace(op, seen=found)
     programs = 2 if op.q is SCORES["decode, two queries"].q else 1
     chosen = replace(chosen, config=replace(chosen.config, sm_count=programs))
+    times = 2 if op.q is SCORES["decode, twice"].q else 1
     with intercept(limits=LIMITS, schedule=schedule, seed=seed) as reports:
-        for call in launch.calls(chosen, op, out):
+        for call in [*launch.calls(chosen, op, out)] * times:
             call.run()
     kinds = {kind for report in reports for kind in report.kinds()}
     right = not score_problems(op, out, UNWRITTEN)

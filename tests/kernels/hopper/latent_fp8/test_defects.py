@@ -15,7 +15,7 @@ from kernels.hopper.latent_fp8.test_kernel import CACHES, H200, PLAIN
 from kernels.hopper.latent_fp8.test_kernel import CASES as PLAIN_CASES
 from kernels.hopper.simulated import plan_of
 from kernels.judging import on
-from kernels.mutants import NOTHING, Defect, assert_found, load_mutant
+from kernels.mutants import NOTHING, Defect, assert_found, controls, load_mutant
 from openmla.kernels.hopper.latent_fp8 import launch as launcher
 from openmla.lab.testing.build import Outcome
 from openmla.lab.testing.compare import judge
@@ -246,6 +246,6 @@ def test_defect_is_found(defect: Fp8Defect, tmp_path: Path) -> None:
     assert_found(defect.kind, partial(run, mutant, defect.case))
 
 
-@pytest.mark.parametrize("name", sorted({defect.case for defect in DEFECTS}))
+@pytest.mark.parametrize("name", controls((d.case for d in DEFECTS), PLAIN_CASES))
 def test_the_kernel_itself_is_clean_and_right(name: str) -> None:
     assert run(launcher, name, "random", 1) == (set(), True)

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 import openmla
-from gluon_sim import Kind, Limits, Report, intercept
-from kernels.hopper.backward.simulated import same_bits
+from gluon_sim import Kind, Limits, Report, intercept, unreserved
+from kernels.far_memory import FarMemory
+from kernels.hopper.backward.simulated import moved, same_bits
 from openmla.backward.reference import Saved
 from openmla.backward.sparse_operands import EVERY, RowGradients, WantedRows
 from openmla.kernels.hopper.sparse_backward import launch as own_launch
@@ -23,6 +24,7 @@ from openmla.lab.testing.row_gradients import (
     build_row_gradients,
     judge_rows_twice,
 )
+from openmla.operands import SparseOperands
 from openmla.planning import Plan, cached_plan, target_by_name
 
 LIMITS = Limits(steps=20_000)
@@ -58,12 +60,16 @@ def run(
     tokens: int = 0,
     wanted: WantedRows = EVERY,
     launch: ModuleType = own_launch,
+    memory: Memory | None = None,
     **options: Any,
 ) -> tuple[dict[str, Tensor], list[Report]]:
     """Gradients by name, every element of which is written exactly once, and the reports. tokens:
-    queries of one launch, unless as many as the plan says."""
+    queries of one launch, unless as many as the plan says. memory: where the gradient of q lies,
+    unless side by side."""
     op = built.backward(saved)
     gradients = RowGradients.allocate(op.forward, wanted)
+    if memory is not None:
+        gradients = replace(gradients, q=moved(gradients.q, memory))
     given = gradients.tensors()
     for x in given.values():
         x.fill_(torch.nan)
@@ -89,6 +95,32 @@ def assert_right_clean_and_deaf_to_poison(case: GradientCase, seed: int = 1) -> 
     built = on(case)
     for verdict in judge_rows_twice(built, found[0], forward(built)):
         assert verdict.ok, verdict.report()
+
+
+def is_right_and_clean_far_away(
+    case: GradientCase, axis: int, launch: ModuleType = own_launch
+) -> bool:
+    """Operands, what the forward pass saved and the gradient of q past element 2^31, with lists
+    that lie as far apart, have the same bits."""
+    built = on(case)
+    saved = forward(built)
+    want, _ = run(built, saved)
+    far = FarMemory(axis)
+    apart = build_row_gradients(case, far)
+    out, lse = (moved(x, far) for x in saved)
+    assert out is not None and lse is not None and out.stride() != saved.out.stride()
+    op = apart.operands
+    if axis == 0:
+        apart = replace(apart, built=replace(apart.built, operands=with_far_lists(op)))
+    got, reports = run(apart, Saved(out, lse), memory=far, launch=launch)
+    return all(report.ok for report in reports) and same_bits(got, want)
+
+
+def with_far_lists(op: SparseOperands) -> SparseOperands:
+    """The same lists, a step of 2^30 entries from one query's to the next."""
+    lists, step = op.indices, 2**30
+    far = torch.frombuffer(unreserved(len(lists) * step * 4), dtype=torch.int32)
+    return replace(op, indices=far.as_strided(lists.shape, (step, 1)).copy_(lists))
 
 
 def check(

@@ -12,6 +12,7 @@ from kernels.hopper.backward.simulated import same_bits
 from kernels.hopper.sparse_backward.simulated import (
     assert_right_clean_and_deaf_to_poison,
     forward,
+    is_right_and_clean_far_away,
     of_query,
     on,
     run,
@@ -72,6 +73,25 @@ V32 = BackwardProblem.of(
 @pytest.mark.parametrize("name", CASES)
 def test_right_clean_and_deaf_to_poison(name: str) -> None:
     assert_right_clean_and_deaf_to_poison(CASES[name])
+
+
+FAR = GradientCase(replace(NARROW, q_lens=(4,), k_lens=(70,), topk=65), d_lse=True)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_far_rows_have_the_same_gradients(axis: int) -> None:
+    assert is_right_and_clean_far_away(FAR, axis)
+
+
+def test_lists_may_lie_column_by_column() -> None:
+    built = on(CASES["lists"])
+    saved = forward(built)
+    want, _ = run(built, saved)
+    op = built.operands
+    turned = replace(op, indices=op.indices.t().contiguous().t())
+    assert turned.indices.stride(0) == 1
+    got, reports = run(replace(built, built=replace(built.built, operands=turned)), saved)
+    assert all(report.ok for report in reports) and same_bits(got, want)
 
 
 @pytest.mark.slow

@@ -128,7 +128,7 @@ _TABLE = (
     ),
     Kernel(
         "hopper.backward",
-        ("kernels/hopper/backward",),
+        ("kernels/hopper/backward", "kernels/gluon/gradients"),
         (*LAUNCHES, Suite("tests/kernels/hopper/backward")),
         shared=HOPPER,
     ),
@@ -306,6 +306,7 @@ _TABLE = (
             "kernels/hopper/chip.py",
             "kernels/hopper/family.py",
             *(f"kernels/hopper/{kernel}/plan.py" for kernel in HOPPER_KERNELS),
+            "kernels/gluon/gradients/plan.py",
             "planning/latent_split.py",
             "planning/split.py",
         ),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import openmla
 from gluon_sim import Kind, Limits, Report, intercept
-from kernels.hopper.backward.simulated import same_bits
+from kernels.gradients import same_bits
 from openmla.backward.reference import Saved
 from openmla.backward.sparse_operands import EVERY, RowGradients, WantedRows
 from openmla.kernels.hopper.sparse_backward import launch as own_launch

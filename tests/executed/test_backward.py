@@ -1,4 +1,4 @@
-"""Hopper's backward kernels compiled and executed here: right, and the same bits in all schedules.
+"""Backward kernels compiled and executed here: right, and the same bits in all schedules.
 
 A key pass was wrong on an H200 and right in the simulator, which then knew nothing of where the
 compiler puts the elements of a tile; its first execution here shows it.
@@ -15,6 +15,7 @@ import torch
 from executed.cases import QUICK_TRITON
 from gluon_sim.compiled import SCHEDULES
 from kernels import gradients as dense
+from kernels.blackwell.backward.simulated import BLACKWELL
 from kernels.hopper.backward.simulated import HOPPER
 from kernels.hopper.sparse_backward import simulated as sparse
 from openmla.backward.operands import EVERY, Gradients
@@ -106,7 +107,7 @@ def test_a_dense_and_a_sparse_backward_pass() -> None:
 
 
 @pytest.mark.executed
-@pytest.mark.parametrize("passes", [HOPPER], ids=lambda passes: passes.backend)
+@pytest.mark.parametrize("passes", [HOPPER, BLACKWELL], ids=lambda passes: passes.backend)
 @pytest.mark.parametrize("name", DENSE)
 def test_dense(name: str, passes: dense.Passes) -> None:
     check_dense(passes, DENSE[name], len(SCHEDULES))

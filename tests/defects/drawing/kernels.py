@@ -15,7 +15,7 @@ NOT_DRAWN = ("/jobs.py",)
 OF_PLANS = ("plan.py", "resources.py", "family.py", "chip.py", "lds.py")
 """Files that are drawn from where they are named, not with the folder of their kernel."""
 HOPPER_KERNELS = ("backward", "dense", "dense_fp8", "few", "indexer", "latent", "latent_fp8")
-BLACKWELL_KERNELS = ("dense", "indexer", "pair", "sparse")
+BLACKWELL_KERNELS = ("backward", "dense", "indexer", "pair", "sparse")
 CDNA4_KERNELS = ("dense", "indexer", "sparse")
 
 
@@ -68,6 +68,10 @@ CDNA4 = (
     "kernels/cdna4/tiles.py",
     "kernels/gluon/requests.py",
     "kernels/gluon/scores.py",
+)
+GRADIENTS = tuple(
+    f"kernels/gluon/gradients/{file}.py"
+    for file in ("launch", "loads", "rows", "statistics", "sums", "work_items")
 )
 INDEXER = ("kernels/gluon/indexer_operands.py", "kernels/gluon/indexer_work.py")
 ATTENTION = tuple(
@@ -215,6 +219,12 @@ _TABLE = (
         (*LAUNCHES, Suite("tests/kernels/blackwell/pair")),
         shared=BLACKWELL,
         triton="3.9.0",
+    ),
+    Kernel(
+        "blackwell.backward",
+        ("kernels/blackwell/backward",),
+        (*LAUNCHES, Suite("tests/kernels/blackwell/backward")),
+        shared=(*BLACKWELL, *GRADIENTS),
     ),
     Kernel(
         "blackwell.indexer",
@@ -366,6 +376,7 @@ FAMILIES = {
         "blackwell.dense",
         "blackwell.sparse",
         "blackwell.pair",
+        "blackwell.backward",
         "blackwell.indexer",
         "planning.blackwell",
     ),

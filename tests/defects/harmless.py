@@ -73,6 +73,20 @@ HARMLESS: tuple[Harmless, ...] = (
         "128 bits are a whole number of elements.",
     ),
     Harmless(
+        "kernels/blackwell/backward/query_pass.py",
+        "load",
+        "mbarrier.wait(bars.v_empty.index(stage), phase)",
+        "pass",
+        "K of the same stage is given back after V, and the load partition has waited for it.",
+    ),
+    Harmless(
+        "kernels/blackwell/backward/key_pass.py",
+        "load",
+        "mbarrier.wait(bars.d_empty.index(stage), phase)",
+        "pass",
+        "Q of the same stage is given back after d_out, and the load partition has waited for it.",
+    ),
+    Harmless(
         "kernels/blackwell/dense/multiply.py",
         "score",
         "mbarrier.wait(bars.q_wide.index(half), 0, pred=j == first)",

@@ -1,4 +1,4 @@
-"""Hopper's backward kernels compiled and executed here: right, and the same bits in all schedules.
+"""Backward kernels compiled and executed here: right, and the same bits in all schedules.
 
 A key pass was wrong on an H200 and right in the simulator, which then knew nothing of where the
 compiler puts the elements of a tile; its first execution here shows it.
@@ -14,7 +14,9 @@ import torch
 
 from executed.cases import QUICK_TRITON
 from gluon_sim.compiled import SCHEDULES
-from kernels.hopper.backward import simulated as dense
+from kernels import gradients as dense
+from kernels.blackwell.backward.simulated import BLACKWELL
+from kernels.hopper.backward.simulated import HOPPER
 from kernels.hopper.sparse_backward import simulated as sparse
 from openmla.backward.operands import EVERY, Gradients
 from openmla.backward.sparse_operands import EVERY as EVERY_ROW
@@ -32,9 +34,8 @@ _V3 = replace(_NARROW, heads=2, d_nope=128, d_rope=64, d_v=128, q_lens=(40, 5), 
 DENSE = {
     "64+32->64": GradientCase(_NARROW),
     "128+64->128": GradientCase(_V3),
-    "full, sinks, gradient of lse": GradientCase(
-        replace(_V3, causal=False, sink="mixed"), d_lse=True
-    ),
+    "full, sinks": GradientCase(replace(_V3, causal=False, sink="mixed")),
+    "full, gradient of lse": GradientCase(replace(_V3, causal=False), d_lse=True),
     "rope per head": GradientCase(replace(_V3, rope="per_head", heads=1)),
     "128+0": GradientCase(replace(_V3, d_rope=0, rope="none", heads=1)),
 }
@@ -59,14 +60,16 @@ SPARSE = {
 }
 
 
-def executed(built: Any, plan: Any, operands: Any, gradients: Any, schedules: int) -> list[Any]:
+def executed(
+    built: Any, plan: Any, operands: Any, gradients: Any, schedules: int, chip: str
+) -> list[Any]:
     """The gradients of every schedule, which have the same bits."""
     for x in gradients.tensors().values():
         x.fill_(torch.nan)
     inputs = [*built.built.memory.buffers, built.d_out, operands.out, operands.lse]
     inputs += [x for x in (built.d_lse,) if x is not None]
     outputs = gradients.tensors().values()
-    run = compiled_calls(calls(plan, operands, gradients), "h200", inputs, outputs)
+    run = compiled_calls(calls(plan, operands, gradients), chip, inputs, outputs)
     found = []
     for schedule in SCHEDULES[:schedules]:
         assert [str(report) for report in run(schedule) if not report.ok] == []
@@ -75,12 +78,12 @@ def executed(built: Any, plan: Any, operands: Any, gradients: Any, schedules: in
     return found
 
 
-def check_dense(case: GradientCase, schedules: int) -> None:
+def check_dense(passes: dense.Passes, case: GradientCase, schedules: int) -> None:
     built = dense.on(case, "nan")
     saved = dense.forward(built)
     op = built.backward(saved)
     gradients = Gradients.allocate(op.forward, EVERY)
-    found = executed(built, dense.plan_of(built, saved), op, gradients, schedules)
+    found = executed(built, passes.plan_of(built, saved), op, gradients, schedules, passes.chip)
     for verdict in judge_twice(dense.on(case), found[0], saved):
         assert verdict.ok, verdict.report()
 
@@ -90,7 +93,7 @@ def check_sparse(case: GradientCase, schedules: int) -> None:
     saved = sparse.forward(built)
     op = built.backward(saved)
     gradients = RowGradients.allocate(op.forward, EVERY_ROW)
-    found = executed(built, sparse.plan_of(built, saved), op, gradients, schedules)
+    found = executed(built, sparse.plan_of(built, saved), op, gradients, schedules, "h200")
     for verdict in judge_rows_twice(sparse.on(case), found[0], saved):
         assert verdict.ok, verdict.report()
 
@@ -99,14 +102,15 @@ def check_sparse(case: GradientCase, schedules: int) -> None:
 def test_a_dense_and_a_sparse_backward_pass() -> None:
     if triton_version()[:2] != QUICK_TRITON["h200"]:
         pytest.skip("executed with the other Triton")
-    check_dense(DENSE["64+32->64"], 1)
+    check_dense(HOPPER, DENSE["64+32->64"], 1)
     check_sparse(SPARSE["128+64"], 1)
 
 
 @pytest.mark.executed
+@pytest.mark.parametrize("passes", [HOPPER, BLACKWELL], ids=lambda passes: passes.backend)
 @pytest.mark.parametrize("name", DENSE)
-def test_dense(name: str) -> None:
-    check_dense(DENSE[name], len(SCHEDULES))
+def test_dense(name: str, passes: dense.Passes) -> None:
+    check_dense(passes, DENSE[name], len(SCHEDULES))
 
 
 @pytest.mark.executed

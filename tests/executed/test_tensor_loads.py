@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from openmla.kernels.blackwell.backward import jobs as backward
 from openmla.kernels.blackwell.dense import jobs as dense
 from openmla.kernels.blackwell.indexer import jobs as indexer
 from openmla.kernels.blackwell.pair import jobs as pair
@@ -137,6 +138,8 @@ def read_too_early(code: Code, load: int) -> str:
 
 
 NAMES = (
+    "backward query_pass 128+64→128",
+    "backward key_pass 128+64→128",
     "dense 128+64→128 2Q",
     "dense 128+64→128 1Q",
     "dense 128+64→128 pair",
@@ -153,7 +156,8 @@ SCOREBOARD_1, NONE, WAIT_1 = 1 << 46, 7 << 46, 1 << 53
 @pytest.mark.executed
 @pytest.mark.parametrize("name", NAMES)
 def test_every_load_is_waited_for_before_its_registers_are_used(name: str, tmp_path: Path) -> None:
-    jobs = {job.name: job for of in (dense, indexer, pair, sparse) for job in jobs_of(of.JOBS)}
+    kinds = (backward, dense, indexer, pair, sparse)
+    jobs = {job.name: job for of in kinds for job in jobs_of(of.JOBS)}
     job = jobs.get(f"blackwell {name}")
     if job is None:
         pytest.skip("this Triton has no pairs of CTAs")

@@ -84,6 +84,14 @@ def test_integers(body, expected):
             "cvt.rn.f32.u32 %r3, %r1; fma.rn.f32 %r2, %r3, 0f3F000000, 0f3F800000;",
             lambda x: x / 2 + 1,
         ),
+        (
+            "cvt.rn.f32.u32 %r3, %r1; cvt.rn.bf16.f32 %rs1, %r3; mov.b16 %rs2, 0x3FC0; fma.rn.f32.bf16 %r2, %rs1, %rs2, %r3;",
+            lambda x: 2.5 * x,
+        ),
+        (
+            "cvt.rn.f32.u32 %r3, %r1; cvt.rn.f16.f32 %rs1, %r3; sub.rn.f32.f16 %r2, %rs1, 0f3F000000;",
+            lambda x: x - 0.5,
+        ),
         ("cvt.rn.f32.u32 %r3, %r1; max.f32 %r2, %r3, 0f41000000;", lambda x: max(x, 8)),
         ("cvt.rn.f32.u32 %r3, %r1; max.NaN.f32 %r2, %r3, 0f7FC00000;", lambda x: math.nan),
         (
@@ -203,7 +211,13 @@ def test_an_arrival_waits_for_copies():
 
 
 @pytest.mark.parametrize(
-    "body", ["frobnicate.b32 %r1, %r2;", "add.sat.s32 %r1, %r2, 3;", "cvt.rn.f16.f64 %rs1, %rd1;"]
+    "body",
+    [
+        "frobnicate.b32 %r1, %r2;",
+        "add.sat.s32 %r1, %r2, 3;",
+        "cvt.rn.f16.f64 %rs1, %rd1;",
+        "fma.rn.bf16 %rs1, %rs1, %rs2, %rs2;",
+    ],
 )
 def test_unknown_instructions_are_named(body):
     with pytest.raises(UnknownInstruction, match=body.split()[0]):

@@ -24,7 +24,7 @@ HOPPER_KERNELS = (
     "latent_fp8",
     "sparse_backward",
 )
-BLACKWELL_KERNELS = ("dense", "indexer", "pair", "sparse")
+BLACKWELL_KERNELS = ("backward", "dense", "indexer", "pair", "sparse")
 CDNA4_KERNELS = ("dense", "indexer", "sparse")
 PORTABLE_KERNELS = ("backward", "indexer", "indexer_loss", "sparse_backward")
 
@@ -78,6 +78,10 @@ CDNA4 = (
     "kernels/cdna4/tiles.py",
     "kernels/gluon/requests.py",
     "kernels/gluon/scores.py",
+)
+GRADIENTS = tuple(
+    f"kernels/gluon/gradients/{file}.py"
+    for file in ("launch", "loads", "rows", "statistics", "sums", "work_items")
 )
 INDEXER = ("kernels/gluon/indexer_operands.py", "kernels/gluon/indexer_work.py")
 RANGES = (
@@ -145,7 +149,7 @@ _TABLE = (
     ),
     Kernel(
         "hopper.backward",
-        ("kernels/hopper/backward",),
+        ("kernels/hopper/backward", "kernels/gluon/gradients"),
         (*LAUNCHES, Suite("tests/kernels/hopper/backward")),
         shared=HOPPER,
     ),
@@ -239,6 +243,12 @@ _TABLE = (
         (*LAUNCHES, Suite("tests/kernels/blackwell/pair")),
         shared=(*BLACKWELL, *RANGES),
         triton="3.9.0",
+    ),
+    Kernel(
+        "blackwell.backward",
+        ("kernels/blackwell/backward",),
+        (*LAUNCHES, Suite("tests/kernels/blackwell/backward")),
+        shared=(*BLACKWELL, *GRADIENTS),
     ),
     Kernel(
         "blackwell.indexer",
@@ -343,6 +353,7 @@ _TABLE = (
             "kernels/hopper/family.py",
             *(f"kernels/hopper/{kernel}/plan.py" for kernel in HOPPER_KERNELS),
             "kernels/gluon/select/plan.py",
+            "kernels/gluon/gradients/plan.py",
             "planning/latent_split.py",
             "planning/split.py",
         ),
@@ -417,6 +428,7 @@ FAMILIES = {
         "blackwell.dense",
         "blackwell.sparse",
         "blackwell.pair",
+        "blackwell.backward",
         "blackwell.indexer",
         "planning.blackwell",
     ),

@@ -11,9 +11,9 @@ from types import ModuleType
 
 import pytest
 
-import kernels.hopper.backward.simulated as dense
 import kernels.hopper.sparse_backward.simulated as sparse
 import openmla.kernels.hopper as package
+from kernels.hopper.backward.simulated import HOPPER
 from kernels.hopper.backward.test_kernel import FAR as DENSE
 from kernels.hopper.sparse_backward.test_kernel import FAR as SPARSE
 from kernels.mutants import load_mutant
@@ -47,13 +47,13 @@ DEFECTS = [
     ),
     Narrow(
         "lse of a tile",
-        "backward.statistics",
+        "gradients.statistics",
         "row * wide(saved.lse.stride_t)",
         "row * saved.lse.stride_t",
     ),
     Narrow(
         "gradient of lse",
-        "backward.statistics",
+        "gradients.statistics",
         "row * wide(saved.d_lse.stride_t)",
         "row * saved.d_lse.stride_t",
     ),
@@ -83,13 +83,16 @@ DEFECTS = [
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)
 def test_an_offset_of_32_bits_is_found(defect: Narrow, tmp_path: Path) -> None:
-    folder = defect.file.split(".")[0]
+    is_sparse = defect.file.startswith("sparse_backward")
+    launch = "sparse_backward.launch" if is_sparse else "backward.launch"
     edit = once(defect.old, defect.new, defect.after)
-    changed: ModuleType = load_mutant(package, defect.file, edit, f"{folder}.launch", tmp_path)
-    runs, case = (sparse, SPARSE) if folder == "sparse_backward" else (dense, DENSE)
-    assert not runs.is_right_and_clean_far_away(case, defect.axis, changed)
+    changed: ModuleType = load_mutant(package, defect.file, edit, launch, tmp_path)
+    if is_sparse:
+        assert not sparse.is_right_and_clean_far_away(SPARSE, defect.axis, changed)
+    else:
+        assert not HOPPER.is_right_and_clean_far_away(DENSE, defect.axis, changed)
 
 
 def test_the_kernels_themselves_are_clean_and_right() -> None:
-    assert dense.is_right_and_clean_far_away(DENSE, 0)
+    assert HOPPER.is_right_and_clean_far_away(DENSE, 0)
     assert sparse.is_right_and_clean_far_away(SPARSE, 0)

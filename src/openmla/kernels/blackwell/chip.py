@@ -94,12 +94,15 @@ class Partitioned:
     def memory(self, scratch: int = 0) -> MemoryMap:
         """Shared memory as Triton lays it out; `scratch` comes where the arguments were."""
         bars = [Wanted(name, "barriers", n * MBAR_BYTES) for name, n in self.barriers().items()]
-        more = [
+        wanted = [*self.tiles(), *bars, *self.own_regions(scratch)]
+        return lay_out(sorted(wanted, key=lambda region: -region.size), SMEM_CARVEOUT)
+
+    def own_regions(self, scratch: int) -> list[Wanted]:
+        """What Triton needs for itself."""
+        return [
             Wanted("arguments of partitions", "scratch", max(self.arguments, scratch)),
             Wanted("warp states", "scratch", 4 * self.worker_groups, align=1),
         ]
-        wanted = [*self.tiles(), *bars, *more]
-        return lay_out(sorted(wanted, key=lambda region: -region.size), SMEM_CARVEOUT)
 
     def compiled_lines(self, differences: Iterator[str], rescale: tuple[float, float]) -> list[str]:
         """What Triton makes of the plan; `rescale` is (threshold, bias) of the weights."""

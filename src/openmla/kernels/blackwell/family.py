@@ -1,10 +1,11 @@
-"""The Blackwell family: Gluon kernels for sm_100, dense, latent rows, the indexer's scores."""
+"""The Blackwell family: Gluon kernels for sm_100: dense and its gradients, latent, the indexer."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from openmla.arithmetic import Limit
 from openmla.formats import V4
+from openmla.kernels.blackwell.backward.plan import BLACKWELL_BACKWARD
 from openmla.kernels.blackwell.dense.plan import (
     FIRST_DENSE_PAIR,
     ROPE_COLUMNS,
@@ -328,6 +329,7 @@ BLACKWELL = Family(
         _dense("dense_no_rope", {**_16_BITS, **_WITHOUT_ROPE}),
         _dense("dense_no_rope_fp8", {**_FP8, **_WITHOUT_ROPE, "rope_dtype": OneOf("e4m3")}),
         *_ROWS_KERNELS,
+        BLACKWELL_BACKWARD,
         *INDEX_KERNELS,
     ),
 )

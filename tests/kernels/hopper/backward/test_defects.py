@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -10,20 +10,13 @@ import pytest
 
 import openmla.kernels.hopper as package
 from gluon_sim import Kind
-from kernels.hopper.backward.simulated import check
-from kernels.hopper.backward.test_kernel import CASES as KERNEL_CASES
-from kernels.hopper.backward.test_kernel import NARROW
+from kernels.gradients import CASES as KERNEL_CASES
+from kernels.gradients import RINGS
+from kernels.hopper.backward.simulated import HOPPER
 from kernels.mutants import NOTHING, Defect, assert_found, controls, load_mutant
 from openmla.kernels.hopper.backward import launch as launcher
-from openmla.lab.testing.gradients import GradientCase
 
-CASES = {
-    **KERNEL_CASES,
-    # Rings of both passes turn several times, over several work items of a program.
-    "rings": GradientCase(
-        replace(NARROW, heads=1, q_lens=(260, 130), k_lens=(300, 400), causal=False)
-    ),
-}
+CASES = {**KERNEL_CASES, "rings": RINGS}
 
 
 @dataclass(frozen=True)
@@ -69,14 +62,14 @@ LOADS = [
     BackwardDefect(
         "bytes of statistics are not expected",
         Kind.BYTES,
-        "backward.key_pass",
+        "gradients.loads",
         "mbarrier.expect(barrier, BQ * ((DIMS.nope + DIMS.rope) * 2 + 8))",
         "mbarrier.expect(barrier, BQ * ((DIMS.nope + DIMS.rope) * 2 + 4))",
     ),
     BackwardDefect(
         "the rope row of another head",
         None,
-        "backward.query_pass",
+        "gradients.loads",
         "head = head * 0",
         "head = head * 1",
     ),
@@ -90,7 +83,7 @@ LOADS = [
     BackwardDefect(
         "statistics of the sequence's first rows for every block",
         None,
-        "backward.key_pass",
+        "gradients.loads",
         "place = item.place + row",
         "place = item.place",
         "rings",
@@ -98,7 +91,7 @@ LOADS = [
     BackwardDefect(
         "delta is the total",
         None,
-        "backward.key_pass",
+        "gradients.loads",
         "line = sources.heads + item.head",
         "line = item.head",
     ),
@@ -173,21 +166,21 @@ MASKS = [
     BackwardDefect(
         "a key is seen by the query before it",
         None,
-        "backward.work_items",
+        "gradients.work_items",
         "limit = row - (k_len - q_len)",
         "limit = row - (k_len - q_len) - 1",
     ),
     BackwardDefect(
         "a query sees one key less",
         None,
-        "backward.work_items",
+        "gradients.work_items",
         "limit = k_len - q_len + row + 1",
         "limit = k_len - q_len + row",
     ),
     BackwardDefect(
         "one block of queries too few has a mask",
         None,
-        "backward.work_items",
+        "gradients.work_items",
         "masked = (gl.maximum(limit + OWN - 1, 0) + STEP - 1) // STEP - first",
         "masked = (gl.maximum(limit + OWN - 1, 0) + STEP - 1) // STEP - first - 1",
         "edges",
@@ -211,7 +204,7 @@ STATISTICS = [
     BackwardDefect(
         "rows that see no key have weights",
         None,
-        "backward.statistics",
+        "gradients.statistics",
         "total = gl.where(seeing, total * LOG2_E, PLUS_INF)",
         "total = gl.where(seeing, total * LOG2_E, 0.0)",
         "more queries than keys",
@@ -219,7 +212,7 @@ STATISTICS = [
     BackwardDefect(
         "the sink is left out of the total",
         None,
-        "backward.statistics",
+        "gradients.statistics",
         "total = gl.maximum(lse, sink) + gl.log(1.0 + gl.exp(-gl.abs(lse - sink)))",
         "total = lse + 0.0 * sink",
         "sink",
@@ -227,7 +220,7 @@ STATISTICS = [
     BackwardDefect(
         "the gradient of lse is left out",
         None,
-        "backward.statistics",
+        "gradients.statistics",
         "delta = delta - gl.load(d_lse_rows, mask=seeing, other=0.0)",
         NOTHING,
         "gradient of lse",
@@ -235,7 +228,7 @@ STATISTICS = [
     BackwardDefect(
         "d_sink has the wrong sign",
         None,
-        "backward.statistics",
+        "gradients.statistics",
         "part = -gl.sum(gl.where(seeing, share * delta, 0.0), 0)",
         "part = gl.sum(gl.where(seeing, share * delta, 0.0), 0)",
         "sink",
@@ -243,7 +236,7 @@ STATISTICS = [
     BackwardDefect(
         "delta is written over the total",
         Kind.BOUNDS,
-        "backward.launch",
+        "gradients.launch",
         "statistics = op.q.new_empty(2 * heads, rows, dtype=torch.float32)",
         "statistics = op.q.new_empty(heads, rows, dtype=torch.float32)",
     ),
@@ -268,7 +261,7 @@ RESULTS = [
     BackwardDefect(
         "the rope's last head is not added",
         None,
-        "backward.sums",
+        "gradients.sums",
         "more = ok & (first + i < parts)",
         "more = ok & (first + i < parts - 1)",
     ),
@@ -290,9 +283,9 @@ def test_their_names_differ() -> None:
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)
 def test_defect_is_found(defect: BackwardDefect, tmp_path: Path) -> None:
     mutant = load_mutant(package, defect.file, defect.apply, "backward.launch", tmp_path)
-    assert_found(defect.kind, partial(check, mutant, CASES[defect.case]))
+    assert_found(defect.kind, partial(HOPPER.check, mutant, CASES[defect.case]))
 
 
 @pytest.mark.parametrize("name", controls((d.case for d in DEFECTS), KERNEL_CASES))
 def test_the_kernels_themselves_are_clean_and_right(name: str) -> None:
-    assert check(launcher, CASES[name], "random", 1) == (set(), True)
+    assert HOPPER.check(launcher, CASES[name], "random", 1) == (set(), True)

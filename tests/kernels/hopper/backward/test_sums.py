@@ -11,9 +11,9 @@ import torch
 from gluon_sim import simulate, unreserved
 from kernels.mutants import load_mutant
 from kernels.patch import once
-from openmla.kernels.hopper import backward
-from openmla.kernels.hopper.backward import sums
-from openmla.kernels.hopper.backward.launch import SUM_BLOCK
+from openmla.kernels import hopper
+from openmla.kernels.gluon.gradients import sums
+from openmla.kernels.gluon.gradients.launch import SUM_BLOCK
 
 FAR = 2**31 + 100  # columns: more than 32 bits count
 APART = 2**30 + 8  # parts begin so far apart: the third of them past 2^31
@@ -57,5 +57,5 @@ def test_any_number_of_parts(parts: int) -> None:
     ids=["a column of 32 bits", "a distance of 32 bits", "a part too many"],
 )
 def test_a_defect_is_found(old: str, new: str, columns: int, tmp_path: Path) -> None:
-    changed = load_mutant(backward, "sums", once(old, new), "sums", tmp_path)
+    changed = load_mutant(hopper, "gradients.sums", once(old, new), "gradients.sums", tmp_path)
     assert not summed_at_the_end(columns, module=changed)

@@ -12,7 +12,7 @@ from torch import Tensor
 import openmla
 from gluon_sim import Kind, Limits, Report, intercept, unreserved
 from kernels.far_memory import FarMemory
-from kernels.hopper.backward.simulated import moved, same_bits
+from kernels.gradients import moved, same_bits
 from openmla.backward.reference import Saved
 from openmla.backward.sparse_operands import EVERY, RowGradients, WantedRows
 from openmla.kernels.hopper.sparse_backward import launch as own_launch

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import openmla
-from kernels.hopper.backward.simulated import same_bits
+from kernels.gradients import same_bits
 from kernels.hopper.sparse_backward.simulated import (
     assert_right_clean_and_deaf_to_poison,
     forward,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from gluon_sim.compiled.core.numbers import MASK32, Array, flush, fma, table_logic
+from gluon_sim.compiled.ptx.convert import WIDEN
 from gluon_sim.compiled.ptx.operands import DTYPES, Form, elements
 from gluon_sim.compiled.ptx.parse import Run
 from gluon_sim.compiled.ptx.state import LANES, PARAMETER_BASE, Warp
@@ -57,12 +58,24 @@ def _paired(form: Form, function: Function) -> Run:
     return run
 
 
+def _mixed(form: Form, function: Function) -> Run:
+    """A sum in float32 of values of 16 bits: all sources but the last are of that type."""
+    if form.parts[-2] != "f32" or form.op.startswith("mul") or form.has("sat", "rm", "rp", "rz"):
+        raise form.unknown()
+    widen, last = WIDEN[form.parts[-1]], len(form.operands) - 1
+    write, added = form.write(0, "f32"), form.read(last, "f32")
+    reads = [form.read(i, "u16") for i in range(1, last)]
+    return lambda w: write(w, function(*(widen(read(w)) for read in reads), added(w)))
+
+
 def _plain(function: Function) -> Callable[[Form], Run]:
     """An operation whose meaning does not depend on its type."""
 
     def build(form: Form) -> Run:
         if form.parts[-1] in _PAIRS:
             return _paired(form, function)
+        if form.parts[-1] in WIDEN:
+            return _mixed(form, function)
         if form.has("sat", "cc", "rm", "rp", "rz"):
             raise form.unknown()
         return apply(form, _flushing(form, function))

@@ -23,7 +23,7 @@ _PACK: dict[str, tuple[str, int, Callable[[Array], Array]]] = {
     "e4m3x2": ("u16", 8, to_fp8),
 }
 _NARROW: dict[str, Callable[[Array], Array]] = {"bf16": to_bf16, "f16": to_f16}
-_WIDEN: dict[str, Callable[[Array], Array]] = {"bf16": bf16_values, "f16": _half_values}
+WIDEN: dict[str, Callable[[Array], Array]] = {"bf16": bf16_values, "f16": _half_values}
 
 
 def cvt(form: Form) -> Run:
@@ -36,12 +36,12 @@ def cvt(form: Form) -> Run:
     if source == "f32" and to in _NARROW:
         write, read, narrow = form.write(0, "u16"), form.read(1, "f32"), _NARROW[to]
         return lambda w: write(w, narrow(read(w)).astype(np.uint16))
-    if to in _NARROW and source in _WIDEN:
+    if to in _NARROW and source in WIDEN:
         write, read, narrow = form.write(0, "u16"), form.read(1, "u16"), _NARROW[to]
-        widened = _WIDEN[source]
+        widened = WIDEN[source]
         return lambda w: write(w, narrow(widened(read(w))).astype(np.uint16))
-    if to == "f32" and source in _WIDEN:
-        write, read, widen = form.write(0, "f32"), form.read(1, "u16"), _WIDEN[source]
+    if to == "f32" and source in WIDEN:
+        write, read, widen = form.write(0, "f32"), form.read(1, "u16"), WIDEN[source]
         return lambda w: write(w, widen(read(w)))
     if (to, source) == ("f16x2", "e4m3x2"):
         write, read = form.write(0, "u32"), form.read(1, "u16")

@@ -1,7 +1,7 @@
 """The key pass on Hopper: d_k and d_v. bf16.
 
 A CTA has 128 keys of one head at a time and walks the queries that see them, BQ at a time. CTAs are
-persistent and fetch work items (work_items.py) from an atomic counter.
+persistent and fetch work items (gluon/gradients/work_items.py) from an atomic counter.
 
 | partition | warps | registers | does |
 |---|---|---|---|
@@ -46,24 +46,21 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from openmla.kernels.gluon.barriers import barriers
 from openmla.kernels.gluon.boxes import load_ragged, load_rows
-from openmla.kernels.gluon.compat import reinterpret, tma_load
-from openmla.kernels.gluon.scores import opaque_zero, signed
-from openmla.kernels.hopper.backward.masks import hide_before
-from openmla.kernels.hopper.backward.query_pass import parts_of_rows
-from openmla.kernels.hopper.backward.records import (
+from openmla.kernels.gluon.gradients.loads import load_query_block, parts_of_rows
+from openmla.kernels.gluon.gradients.records import (
     How,
-    KeyBarriers,
     KeyGradients,
     KeyMemory,
     KeySources,
     Parts,
     Rows,
     Sequences,
-    Sums,
     Tiling,
 )
-from openmla.kernels.hopper.backward.store import write_gradient, write_part
-from openmla.kernels.hopper.backward.work_items import (
+from openmla.kernels.gluon.scores import opaque_zero, signed
+from openmla.kernels.hopper.backward.masks import hide_before
+from openmla.kernels.hopper.backward.records import KeyBarriers, Sums
+from openmla.kernels.hopper.backward.scheduler import (
     BLOCKS,
     FIRST,
     LIMIT,
@@ -71,20 +68,13 @@ from openmla.kernels.hopper.backward.work_items import (
     get_work_item,
     scheduler,
 )
+from openmla.kernels.hopper.backward.store import write_gradient, write_part
 from openmla.kernels.hopper.dense.scheduler import FIELDS, get
 from openmla.kernels.hopper.dense.softmax import pack, unpack
 
 WARPS = gl.constexpr(4)  # of a consumer
 NC = gl.constexpr(2)  # consumers
 WGMMA_ROWS = gl.constexpr(64)
-
-
-@gluon.jit
-def load_vector(desc, line, first, barrier, tile):
-    """Load a piece of one line of a matrix of fp32 numbers."""
-    BOX: gl.constexpr = desc.block_shape
-    LAYOUT: gl.constexpr = desc.layout
-    tma_load(desc, [line, first], barrier, reinterpret(tile, desc.dtype, BOX, LAYOUT))
 
 
 @gluon.jit
@@ -102,22 +92,6 @@ def load_keys(sources, smem, bars, item, phase, DIMS: gl.constexpr, HOW: gl.cons
                 head = head * 0
             load_rows(sources.k.rope, row, head, 0, bar, smem.k.rope.index(w))
         load_rows(sources.v, row, item.head, 0, bar, smem.v.index(w))
-
-
-@gluon.jit
-def load_queries(sources, smem, barrier, stage, item, row, DIMS: gl.constexpr):
-    """Load one block of Q, zeros past the sequence, and its statistics."""
-    BQ: gl.constexpr = smem.d_out.shape[1]
-    mbarrier.expect(barrier, BQ * ((DIMS.nope + DIMS.rope) * 2 + 8))
-    nope = smem.q.nope.index(stage)
-    load_ragged(sources.q.nope, item.start, item.length, row, item.head, barrier, nope)
-    if DIMS.rope > 0:
-        rope = smem.q.rope.index(stage)
-        load_ragged(sources.q.rope, item.start, item.length, row, item.head, barrier, rope)
-    place = item.place + row
-    load_vector(sources.statistics, item.head, place, barrier, smem.total.index(stage))
-    line = sources.heads + item.head
-    load_vector(sources.statistics, line, place, barrier, smem.delta.index(stage))
 
 
 @gluon.jit
@@ -143,7 +117,7 @@ def producer(info, sources, smem, bars, DIMS: gl.constexpr, HOW: gl.constexpr):
             phase = ((it // ST) & 1) ^ 1
             row = (item.first + c) * BQ
             mbarrier.wait(bars.q_empty.index(stage), phase)
-            load_queries(sources, smem, bars.q_ready.index(stage), stage, item, row, DIMS)
+            load_query_block(sources, smem, bars.q_ready.index(stage), stage, item, row, DIMS)
             if c == 0:
                 load_keys(sources, smem, bars, item, (turn & 1) ^ 1, DIMS, HOW)
             mbarrier.wait(bars.d_empty.index(stage), phase)

@@ -1,8 +1,6 @@
-"""Host side of Hopper's backward pass: from a plan and its operands to kernel calls.
+"""Host side of Hopper's backward pass: its kernels beside what all families share.
 
-The query pass runs first: it makes the statistics of query rows, which the key pass reads. Nothing
-here reads a device tensor. Workspaces are the statistics, fp32 [2, H, rows], and where they are
-needed the parts of d_sink and of the rope rows that all heads share, in fp32.
+The calls themselves are listed by kernels/gluon/gradients/launch.py.
 """
 
 from __future__ import annotations
@@ -10,198 +8,35 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-from torch import Tensor
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
 from openmla.backward.operands import BackwardOperands, Gradients
-from openmla.kernels.call import (
-    Call,
-    launch_counter,
-    scale_arguments,
-    strides,
-    vector,
-)
-from openmla.kernels.gluon.descriptors import (
-    SWIZZLE_BYTES,
-    ragged,
-    rows_of_heads,
-    shared_rows,
-    tile_layout,
-)
+from openmla.kernels.call import Call, launch_counter
+from openmla.kernels.gluon.gradients.launch import Passes, tiles_of
+from openmla.kernels.gluon.gradients.launch import calls as calls_of_passes
 from openmla.kernels.hopper.backward.key_pass import key_pass_kernel
 from openmla.kernels.hopper.backward.query_pass import query_pass_kernel
-from openmla.kernels.hopper.backward.records import Columns, Registers, TileLayouts
-from openmla.kernels.hopper.backward.sums import sum_kernel
-from openmla.operands import DenseOperands, aligned_16
+from openmla.kernels.hopper.backward.records import Registers
 from openmla.planning import Plan
 
 WGMMA_ROWS = 64
-VECTOR = 8  # elements in 16 bytes
-SUM_BLOCK = 512  # columns of a program: four for each thread
 
 
 def calls(plan: Plan, operands: BackwardOperands, gradients: Gradients) -> Iterator[Call]:
     """What a backward pass runs, in order."""
-    op, config = operands.forward, plan.config
-    if not operands.out.numel() or not op.k_nope.numel():
-        gradients.clear()  # nobody sees a key, and a descriptor cannot describe an empty tensor
-        return
-    total_q, heads = op.q.shape[:2]
-    batch = op.cu_seqlens_q.shape[0] - 1
-    rows = config.statistics_rows(total_q, batch)
-    statistics = op.q.new_empty(2 * heads, rows, dtype=torch.float32)
-    part_sink = None
-    if gradients.sink is not None:
-        part_sink = op.q.new_zeros(rows // WGMMA_ROWS, heads, dtype=torch.float32)
-    shared, d_out = _shared(plan, op), copyable(operands.seen_d_out())
-    yield _query_pass(plan, operands, gradients, shared, d_out, statistics, part_sink)
-    if part_sink is not None and gradients.sink is not None:
-        yield summed(part_sink, gradients.sink)
-    if gradients.kv is not None:
-        yield from _key_pass(plan, op, gradients, shared, d_out, statistics)
+    passes = Passes(query_pass_kernel, key_pass_kernel, WGMMA_ROWS, _launched)
+    return calls_of_passes(plan, operands, gradients, passes)
 
 
-def _query_pass(
-    plan: Plan,
-    operands: BackwardOperands,
-    gradients: Gradients,
-    shared: dict[str, Any],
-    d_out: Tensor,
-    statistics: Tensor,
-    part_sink: Tensor | None,
-) -> Call:
-    """Statistics and d_q, which is computed where it is not wanted too."""
-    op, config = operands.forward, plan.config
-    d_q = op.q.new_empty(op.q.shape) if gradients.q is None else gradients.q
-    d_nope, rope = config.d_nope, op.k_rope
-    if rope is not None and rope.dim() == 2:
-        rope = rope.unsqueeze(1)
+def _launched(kernel: Any, plan: Plan, rows: int, arguments: dict[str, Any]) -> Call:
+    """Persistent programs, which draw their work items from a counter."""
+    registers = plan.config.registers
     own = {
-        "q_nope_desc": rows_of_heads(op.q, WGMMA_ROWS, d_nope, SWIZZLE_BYTES),
-        "q_rope_desc": None,
-        "d_out_desc": rows_of_heads(d_out, WGMMA_ROWS, config.d_v, SWIZZLE_BYTES),
-        "k_nope_desc": ragged(op.k_nope, config.BN),
-        "k_rope_desc": None,
-        "v_desc": ragged(op.v, config.BN),
-        "out_ptr": operands.out,
-        **strides("out", operands.out, VECTOR),
-        "d_out_ptr": d_out,
-        **strides("d_out", d_out, VECTOR),
-        "lse_ptr": operands.lse,
-        **strides("lse", operands.lse),
-        "d_lse_ptr": operands.d_lse,
-        **strides("d_lse", operands.d_lse),
-        "sink_ptr": vector(op.weights.sink),
-        "d_q_ptr": d_q,
-        **strides("d_q", d_q, VECTOR),
-        "statistics_ptr": statistics,
-        "statistics_rows": statistics.shape[1],
-        "part_sink_ptr": part_sink,
-        "BN": config.BN,
-        "ST": config.key_stages,
+        "counter_ptr": launch_counter(arguments["cu_q_ptr"].device),
+        "REGISTERS": Registers(registers.consumer, registers.producer),
     }
-    if rope is not None and config.d_rope:
-        own["q_rope_desc"] = rows_of_heads(op.q, WGMMA_ROWS, config.d_rope, SWIZZLE_BYTES)
-        own["k_rope_desc"] = ragged(rope, config.BN)
-    arguments = {**shared, **own, "counter_ptr": launch_counter(op.q.device)}
-    return Call(query_pass_kernel, programs_of(plan, op.q.shape[0]), arguments)
-
-
-def _key_pass(
-    plan: Plan,
-    op: DenseOperands,
-    gradients: Gradients,
-    shared: dict[str, Any],
-    d_out: Tensor,
-    statistics: Tensor,
-) -> Iterator[Call]:
-    """d_k and d_v, and the sum of rope parts over the heads."""
-    config, d_rope = plan.config, gradients.k_rope
-    total_k, heads, d_nope = op.k_nope.shape
-    part = None
-    if d_rope is not None and d_rope.dim() == 2:
-        part = op.q.new_empty(heads, *d_rope.shape, dtype=torch.float32)
-    written = d_rope if part is None else part.transpose(0, 1)
-    line = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
-    own = {
-        "k_nope_desc": rows_of_heads(op.k_nope, WGMMA_ROWS, d_nope, SWIZZLE_BYTES),
-        "k_rope_desc": None,
-        "v_desc": rows_of_heads(op.v, WGMMA_ROWS, config.d_v, SWIZZLE_BYTES),
-        "q_nope_desc": ragged(op.q[..., :d_nope], config.BQ),
-        "q_rope_desc": None,
-        "d_out_desc": ragged(d_out, config.BQ),
-        "statistics_desc": TensorDescriptor(
-            statistics, list(statistics.shape), list(statistics.stride()), [1, config.BQ], line
-        ),
-        "d_k_ptr": gradients.k_nope,
-        **strides("d_k", gradients.k_nope, VECTOR),
-        "d_v_ptr": gradients.v,
-        **strides("d_v", gradients.v, VECTOR),
-        "d_rope_ptr": written,
-        **strides("d_rope", written, VECTOR if part is None else 1),
-        "BQ": config.BQ,
-        "ST": config.query_stages,
-    }
-    if op.k_rope is not None and config.d_rope:
-        width = config.d_rope
-        own["q_rope_desc"] = ragged(op.q[..., d_nope:], config.BQ)
-        own["k_rope_desc"] = (
-            shared_rows(op.k_rope, WGMMA_ROWS, SWIZZLE_BYTES)
-            if op.k_rope.dim() == 2
-            else rows_of_heads(op.k_rope, WGMMA_ROWS, width, SWIZZLE_BYTES)
-        )
-    arguments = {**shared, **own, "counter_ptr": launch_counter(op.q.device)}
-    yield Call(key_pass_kernel, programs_of(plan, total_k), arguments)
-    if part is not None and d_rope is not None:
-        yield summed(part, d_rope)
-
-
-def summed(part: Tensor, result: Tensor) -> Call:
-    """The ordered sum of parts [parts, …], contiguous, into a result of the shape of one."""
-    columns = result.numel()
-    arguments = {"part_ptr": part, "sum_ptr": result, "parts": len(part), "columns": columns}
-    arguments |= {"BLOCK": SUM_BLOCK, "num_warps": 4}
-    return Call(sum_kernel, -(-columns // SUM_BLOCK), arguments)
+    return Call(kernel, programs_of(plan, rows), {**arguments, **own})
 
 
 def programs_of(plan: Plan, rows: int) -> int:
     """One per SM, or one per work item if those are fewer."""
-    config = plan.config
-    tiles = (rows // config.own_rows + plan.problem.batch + 1) * config.heads
-    programs: int = min(tiles, config.sm_count)
+    programs: int = min(tiles_of(plan, rows), plan.config.sm_count)
     return programs
-
-
-def copyable(x: Tensor) -> Tensor:
-    """A tensor that bulk copies can read: its own, unless strides or its address forbid it."""
-    usual = aligned_16(x) and all(x.stride())
-    return x if usual else x.contiguous() if not x.is_contiguous() else x.clone()
-
-
-def _shared(plan: Plan, op: DenseOperands) -> dict[str, Any]:
-    """Arguments that both passes take."""
-    config = plan.config
-    columns = Columns(nope=config.d_nope, rope=config.d_rope, v=config.d_v)
-    return {
-        "cu_q_ptr": vector(op.cu_seqlens_q),
-        "cu_k_ptr": vector(op.cu_seqlens_k),
-        **scale_arguments(op.weights.scale),
-        "scale": op.weights.scale,
-        "batch": op.cu_seqlens_q.shape[0] - 1,
-        "total_q": op.q.shape[0],
-        "total_k": op.k_nope.shape[0],
-        "heads": op.q.shape[1],
-        "DIMS": columns,
-        "ROPE": plan.problem.rope,
-        "CAUSAL": op.causal,
-        "HG": config.heads_per_l2_group,
-        "REGISTERS": Registers(config.registers.consumer, config.registers.producer),
-        "LAYOUTS": TileLayouts(
-            nope=tile_layout(columns.nope),
-            rope=tile_layout(columns.rope) if columns.rope else None,
-            v=tile_layout(columns.v),
-        ),
-        "num_warps": 4,
-    }

@@ -1,10 +1,6 @@
 """HopperBackwardConfig: the two kernels of the dense backward pass on Hopper.
 
-    query pass    a block has 128 queries of a head and walks the keys: statistics, then d_q
-    key pass      a block has 128 keys of a head and walks the queries: d_k and d_v
-
-Seven products, where one kernel that adds d_q in global memory would have five. Neither adds
-anything to what another block writes: no atomics, no fp32 buffer of d_q, the same bits every time.
+What both do is in kernels/gluon/gradients/plan.py.
 """
 
 from __future__ import annotations
@@ -14,11 +10,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from openmla.arithmetic import Limit, require_int, verdict_lines
-from openmla.backward.problem import BACKWARD_FORM, BackwardProblem
+from openmla.arithmetic import require_int, verdict_lines
+from openmla.backward.problem import BackwardProblem
+from openmla.kernels.gluon.gradients.plan import (
+    EVERY_BACKWARD,
+    NO_ATOMICS,
+    ONE_DELTA,
+    BackwardTiles,
+)
 from openmla.kernels.hopper.chip import (
     FP32,
-    WGMMA_M,
     HopperBlock,
     Registers,
     accumulator_registers,
@@ -27,55 +28,29 @@ from openmla.kernels.hopper.chip import (
     register_reasons,
     smem_reasons,
 )
-from openmla.kernels.hopper.dense.plan import (
-    ELEMENT,
-    L2_HEADS,
-    TILE_INFO_BYTES,
-    TILE_SLOTS,
-)
+from openmla.kernels.hopper.dense.plan import TILE_INFO_BYTES, TILE_SLOTS
 from openmla.planning.family import Block, Kernel
 from openmla.planning.memory import MemoryMap, Wanted, lay_out
-from openmla.planning.serves import ALIGNED, DTYPES, LENGTHS, OneOf, Range, Serves, alike, either
+from openmla.planning.serves import Serves
 from openmla.planning.target import Target
-from openmla.problem import MAX_HEADS
 
 CONSUMERS = 2
 CONSUMER_REGISTERS, PRODUCER_REGISTERS = 240, 24
 
 
 @dataclass(frozen=True, kw_only=True)
-class HopperBackwardConfig(HopperBlock):
+class HopperBackwardConfig(BackwardTiles, HopperBlock):
     """Both blocks."""
 
-    heads: int
-    d_nope: int
-    d_rope: int
-    d_v: int
     BN: int = 64
-    """Keys of a step of the query pass."""
     key_stages: int = 3
-    """Steps of the query pass whose keys are in flight."""
     BQ: int = 32
-    """Queries of a step of the key pass."""
     query_stages: int = 3
-    """Steps of the key pass whose queries are in flight."""
     sm_count: int = 132
 
     def __post_init__(self) -> None:
-        for name in ("heads", "d_nope", "d_v", "BN", "key_stages", "BQ", "query_stages"):
-            require_int(name, getattr(self, name), 1)
-        require_int("d_rope", self.d_rope, 0)
+        super().__post_init__()
         require_int("sm_count", self.sm_count, 1)
-
-    @property
-    def own_rows(self) -> int:
-        """Queries of a block of the query pass, keys of one of the key pass."""
-        return CONSUMERS * WGMMA_M
-
-    @cached_property
-    def heads_per_l2_group(self) -> int:
-        """Heads whose tiles are neighbors in the order of work: a divisor of heads, at most 4."""
-        return next(n for n in range(L2_HEADS, 0, -1) if self.heads % n == 0)
 
     @cached_property
     def registers(self) -> Registers:
@@ -101,14 +76,11 @@ class HopperBackwardConfig(HopperBlock):
         self, own: str, walked: str, step: int, stages: int, more: tuple[Wanted, ...] = ()
     ) -> MemoryMap:
         """A pass keeps rows of its own, and has rings of what it walks."""
-        parts = {"nope": self.d_nope, "rope": self.d_rope, "values": self.d_v}
 
         def buffers() -> Iterator[Wanted]:
-            for name, width in parts.items():
-                size = self.own_rows * width * ELEMENT
-                yield Wanted(f"{own} {name}", own, size)
-            for name, width in parts.items():
-                yield Wanted(f"{walked} {name}", walked, stages * step * width * ELEMENT)
+            yield from self.own_tiles(own)
+            rings = dict.fromkeys(("nope", "rope", "values"), stages)
+            yield from self.walked_tiles(walked, step, rings)
             yield from more
             yield Wanted("tile info", "barriers", TILE_INFO_BYTES)
             yield from barriers(("own ready", CONSUMERS), ("own empty", CONSUMERS))
@@ -136,18 +108,6 @@ class HopperBackwardConfig(HopperBlock):
         """That of the pass that takes more."""
         return max(self.query_pass_map, self.key_pass_map, key=lambda found: found.used)
 
-    # Workspaces in global memory.
-
-    def statistics_rows(self, total_q: int, batch: int) -> int:
-        """Rows of statistics of a head: every sequence's begin at a multiple of a tile."""
-        return (total_q // self.own_rows + batch + 1) * self.own_rows
-
-    def workspace(self, problem: BackwardProblem) -> int:
-        """Bytes besides the gradients: statistics, and a part of every shared rope row per head."""
-        statistics = 2 * self.statistics_rows(problem.total_q, problem.batch)
-        parts = problem.total_k * self.d_rope if problem.rope == "shared" else 0
-        return FP32 * self.heads * (statistics + parts)
-
     # Verdict and words.
 
     def _broken_limits(self) -> Iterator[str]:
@@ -165,7 +125,7 @@ class HopperBackwardConfig(HopperBlock):
             f"key pass: {rows} keys of a head, {self.BQ} queries a step, {self.query_stages} steps "
             f"in flight, {self.key_accumulators} accumulator registers, "
             f"{self.key_pass_map.used} bytes",
-            "no atomics: each gradient has one writer, rope parts of the heads are added in order",
+            NO_ATOMICS,
         ]
         return lines + verdict_lines(self.why_unsupported())
 
@@ -196,29 +156,6 @@ def _choose(problem: Any, target: Target) -> HopperBackwardConfig:
     )
 
 
-# With a sink, lse and what weights are relative to differ by any amount: one delta would not hold
-# both.
-ONE_DELTA: Limit[BackwardProblem] = Limit(
-    lambda p: not (p.has_sink and p.has_d_lse),
-    lambda p: "a sink beside a gradient of lse: the portable kernels have it",
-)
-SERVED = Serves(
-    {
-        "form": OneOf(BACKWARD_FORM),
-        DTYPES: OneOf(*alike("bf16")),
-        "heads": Range(1, MAX_HEADS),
-        "d_nope": OneOf(64, 128),
-        "d_rope": OneOf(0, 32, 64),
-        "d_v": OneOf(64, 128),
-        "rope": OneOf("none", "shared", "per_head", why="rope of a cache has no gradient"),
-        **LENGTHS,
-        **either("causal", "has_sink", "wants_lse", "has_d_lse"),
-        "aligned_16": ALIGNED,
-    },
-    (ONE_DELTA,),
-)
-
-
 def _not_measured(config: HopperBackwardConfig, problem: BackwardProblem) -> str:
     """Other widths, and rope per head, ran in the simulator and not yet on an H200."""
     widths = (problem.d_nope, problem.d_rope, problem.d_v)
@@ -228,7 +165,7 @@ def _not_measured(config: HopperBackwardConfig, problem: BackwardProblem) -> str
 
 HOPPER_BACKWARD = Kernel(
     name="backward",
-    serves=SERVED,
+    serves=Serves(EVERY_BACKWARD, (ONE_DELTA,)),
     config=HopperBackwardConfig,
     choose=_choose,
     block=_block,

@@ -1,7 +1,7 @@
 """The query pass on Hopper: statistics of query rows, and d_q. bf16.
 
 A CTA has 128 queries of one head at a time and walks the keys that they see, BN at a time. CTAs are
-persistent and fetch work items (work_items.py) from an atomic counter.
+persistent and fetch work items (gluon/gradients/work_items.py) from an atomic counter.
 
 | partition | warps | registers | does |
 |---|---|---|---|
@@ -47,11 +47,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from openmla.kernels.gluon.barriers import barriers
 from openmla.kernels.gluon.boxes import load_ragged, load_rows
-from openmla.kernels.gluon.scores import opaque_zero, signed
-from openmla.kernels.hopper.backward.records import (
+from openmla.kernels.gluon.gradients.loads import load_key_block, parts_of_rows
+from openmla.kernels.gluon.gradients.records import (
     How,
     Parts,
-    QueryBarriers,
     QueryMemory,
     QuerySources,
     Rows,
@@ -60,34 +59,17 @@ from openmla.kernels.hopper.backward.records import (
     Statistics,
     Tiling,
 )
-from openmla.kernels.hopper.backward.statistics import PLUS_INF, row_statistics
+from openmla.kernels.gluon.gradients.statistics import PLUS_INF, row_statistics
+from openmla.kernels.gluon.scores import opaque_zero, signed
+from openmla.kernels.hopper.backward.records import QueryBarriers
+from openmla.kernels.hopper.backward.scheduler import BLOCKS, get_work_item, scheduler
 from openmla.kernels.hopper.backward.store import write_gradient
-from openmla.kernels.hopper.backward.work_items import (
-    BLOCKS,
-    get_work_item,
-    scheduler,
-)
 from openmla.kernels.hopper.dense.scheduler import FIELDS, get
 from openmla.kernels.hopper.dense.softmax import hide, pack, unpack
 
 WARPS = gl.constexpr(4)  # of a consumer
 NC = gl.constexpr(2)  # consumers
 WGMMA_ROWS = gl.constexpr(64)
-
-
-@gluon.jit
-def load_keys(sources, smem, barrier, stage, item, row, DIMS: gl.constexpr, HOW: gl.constexpr):
-    """Load one block of K, zeros past the sequence. item: WorkItem, DIMS: Columns, HOW: How."""
-    BN: gl.constexpr = smem.v.shape[1]
-    mbarrier.expect(barrier, BN * (DIMS.nope + DIMS.rope) * 2)
-    nope = smem.k.nope.index(stage)
-    load_ragged(sources.k.nope, item.start, item.length, row, item.head, barrier, nope)
-    if DIMS.rope > 0:
-        rope = smem.k.rope.index(stage)
-        head = item.head
-        if HOW.rope == "shared":
-            head = head * 0
-        load_ragged(sources.k.rope, item.start, item.length, row, head, barrier, rope)
 
 
 @gluon.jit
@@ -127,7 +109,7 @@ def producer(info, sources, smem, bars, DIMS: gl.constexpr, HOW: gl.constexpr):
             phase = ((it // ST) & 1) ^ 1
             row = (blocks - 1 - c) * BN
             mbarrier.wait(bars.k_empty.index(stage), phase)
-            load_keys(sources, smem, bars.k_ready.index(stage), stage, item, row, DIMS, HOW)
+            load_key_block(sources, smem, bars.k_ready.index(stage), stage, item, row, DIMS, HOW)
             if c == 0:
                 load_queries(sources, smem, bars, item, (turn & 1) ^ 1, DIMS)
             mbarrier.wait(bars.v_empty.index(stage), phase)
@@ -449,19 +431,3 @@ def query_pass_kernel(  # noqa: PLR0913
         [4, 1, 1],
         [REGISTERS.consumer, REGISTERS.producer, REGISTERS.producer],
     )
-
-
-@gluon.jit
-def parts_of_rows(
-    NUMBER: gl.constexpr,
-    HIGH: gl.constexpr,
-    DIMS: gl.constexpr,
-    LAYOUTS: gl.constexpr,
-    DTYPE: gl.constexpr,
-):
-    """NUMBER Parts of HIGH rows of Q or K in shared memory."""
-    nope = gl.allocate_shared_memory(DTYPE, [NUMBER, HIGH, DIMS.nope], LAYOUTS.nope)
-    rope = nope
-    if DIMS.rope > 0:
-        rope = gl.allocate_shared_memory(DTYPE, [NUMBER, HIGH, DIMS.rope], LAYOUTS.rope)
-    return Parts(nope, rope)

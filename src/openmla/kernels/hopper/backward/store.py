@@ -3,8 +3,8 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from openmla.kernels.gluon.gradients.rows import VECTOR, wide
 from openmla.kernels.gluon.scores import opaque_zero
-from openmla.kernels.hopper.accumulator import VECTOR, wide
 
 
 @gluon.jit

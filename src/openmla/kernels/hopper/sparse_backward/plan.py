@@ -19,7 +19,7 @@ from typing import Any
 
 from openmla.arithmetic import ceildiv, require_int, verdict_lines
 from openmla.backward.problem import SPARSE_BACKWARD_FORM, BackwardProblem
-from openmla.kernels.hopper.backward.plan import ONE_DELTA
+from openmla.kernels.gluon.gradients.plan import ONE_DELTA
 from openmla.kernels.hopper.chip import (
     FP32,
     WGMMA_M,

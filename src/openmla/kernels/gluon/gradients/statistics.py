@@ -10,18 +10,18 @@ without a mask. The gradient of lse is in delta only where there is no sink.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from openmla.kernels.gluon.gradients.records import RowStatistics
+from openmla.kernels.gluon.gradients.rows import VECTOR, wide
 from openmla.kernels.gluon.scores import LOG2_E, MINUS_INF, opaque_zero
-from openmla.kernels.hopper.accumulator import VECTOR, wide
-from openmla.kernels.hopper.backward.records import RowStatistics
 
 PLUS_INF = gl.constexpr(float("inf"))
-CONSUMER_ROWS = gl.constexpr(64)
+GROUP_ROWS = gl.constexpr(64)  # of a warp-group
 
 
 @gluon.jit
 def row_of(rows, item, WHO: gl.constexpr):
-    """Where a consumer's first row of a head begins. rows: Rows, item: WorkItem."""
-    token = item.token + (opaque_zero() + WHO * CONSUMER_ROWS)
+    """Where a warp-group's first row of a head begins. rows: Rows, item: WorkItem."""
+    token = item.token + (opaque_zero() + WHO * GROUP_ROWS)
     return rows.base + (token * wide(rows.stride_t) + item.head * wide(rows.stride_h))
 
 
@@ -31,10 +31,10 @@ def load_columns(rows, item, ok, D: gl.constexpr, WHO: gl.constexpr, BL: gl.cons
 
     Strides come in units of 8 elements.
     """
-    row = gl.arange(0, CONSUMER_ROWS, gl.SliceLayout(1, BL))
+    row = gl.arange(0, GROUP_ROWS, gl.SliceLayout(1, BL))
     column = gl.arange(0, D, gl.SliceLayout(0, BL))
     step = wide(rows.stride_t) * VECTOR
-    token = item.token + (opaque_zero() + WHO * CONSUMER_ROWS)
+    token = item.token + (opaque_zero() + WHO * GROUP_ROWS)
     first = rows.base + (token * step + item.head * (wide(rows.stride_h) * VECTOR))
     here = (first + row * step)[:, None] + column[None, :]
     return gl.load(here, mask=ok[:, None], other=0.0).to(gl.float32)
@@ -42,14 +42,14 @@ def load_columns(rows, item, ok, D: gl.constexpr, WHO: gl.constexpr, BL: gl.cons
 
 @gluon.jit
 def row_statistics(item, saved, stats, D_V: gl.constexpr, WHO: gl.constexpr, SL: gl.constexpr):
-    """The RowStatistics of a consumer's 64 rows, also written to `stats`.
+    """The RowStatistics of 64 rows of a tile, those of warp-group WHO, also written to `stats`.
 
     item: WorkItem, saved: Saved, stats: Statistics. Rows are those of the layout SL of scores.
     """
     RL: gl.constexpr = gl.SliceLayout(1, SL)
     BL: gl.constexpr = gl.BlockedLayout([2, 8], [8, 4], [4, 1], [1, 0])
-    left = item.rows - WHO * CONSUMER_ROWS
-    row = gl.arange(0, CONSUMER_ROWS, RL)
+    left = item.rows - WHO * GROUP_ROWS
+    row = gl.arange(0, GROUP_ROWS, RL)
     lse_rows = row_of(saved.lse, item, WHO) + row * wide(saved.lse.stride_t)
     lse = gl.load(lse_rows, mask=row < left, other=MINUS_INF)
     seeing = lse != MINUS_INF
@@ -64,11 +64,11 @@ def row_statistics(item, saved, stats, D_V: gl.constexpr, WHO: gl.constexpr, SL:
     out = load_columns(saved.out, item, ok, D_V, WHO, BL)
     d_out = load_columns(saved.d_out, item, ok, D_V, WHO, BL)
     delta = gl.convert_layout(gl.sum(out * d_out, 1), RL)
-    place = item.place + WHO * CONSUMER_ROWS
+    place = item.place + WHO * GROUP_ROWS
     if stats.part_sink is not None:
         share = 1.0 / (1.0 + gl.exp(lse - gl.load(saved.sink + item.head)))
         part = -gl.sum(gl.where(seeing, share * delta, 0.0), 0)
-        number = (place // CONSUMER_ROWS).to(gl.int64) * stats.heads + item.head
+        number = (place // GROUP_ROWS).to(gl.int64) * stats.heads + item.head
         gl.store(stats.part_sink + number, part)
     if saved.d_lse.base is not None:
         d_lse_rows = row_of(saved.d_lse, item, WHO) + row * wide(saved.d_lse.stride_t)

@@ -1,0 +1,1 @@
+"""What dense backward passes of Gluon families share: work items, statistics, sums, launches."""

@@ -1,0 +1,64 @@
+"""What a pass walks, as it comes into shared memory: blocks of keys, blocks of queries."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from openmla.kernels.gluon.boxes import load_ragged
+from openmla.kernels.gluon.compat import reinterpret, tma_load
+from openmla.kernels.gluon.gradients.records import Parts
+
+
+@gluon.jit
+def parts_of_rows(
+    NUMBER: gl.constexpr,
+    HIGH: gl.constexpr,
+    DIMS: gl.constexpr,
+    LAYOUTS: gl.constexpr,
+    DTYPE: gl.constexpr,
+):
+    """NUMBER Parts of HIGH rows of Q or K in shared memory."""
+    nope = gl.allocate_shared_memory(DTYPE, [NUMBER, HIGH, DIMS.nope], LAYOUTS.nope)
+    rope = nope
+    if DIMS.rope > 0:
+        rope = gl.allocate_shared_memory(DTYPE, [NUMBER, HIGH, DIMS.rope], LAYOUTS.rope)
+    return Parts(nope, rope)
+
+
+@gluon.jit
+def load_key_block(sources, smem, barrier, stage, item, row, DIMS: gl.constexpr, HOW: gl.constexpr):
+    """Load one block of K, zeros past the sequence. item: WorkItem, DIMS: Columns, HOW: How."""
+    BN: gl.constexpr = smem.v.shape[1]
+    mbarrier.expect(barrier, BN * (DIMS.nope + DIMS.rope) * 2)
+    nope = smem.k.nope.index(stage)
+    load_ragged(sources.k.nope, item.start, item.length, row, item.head, barrier, nope)
+    if DIMS.rope > 0:
+        rope = smem.k.rope.index(stage)
+        head = item.head
+        if HOW.rope == "shared":
+            head = head * 0
+        load_ragged(sources.k.rope, item.start, item.length, row, head, barrier, rope)
+
+
+@gluon.jit
+def load_vector(desc, line, first, barrier, tile):
+    """Load a piece of one line of a matrix of fp32 numbers."""
+    BOX: gl.constexpr = desc.block_shape
+    LAYOUT: gl.constexpr = desc.layout
+    tma_load(desc, [line, first], barrier, reinterpret(tile, desc.dtype, BOX, LAYOUT))
+
+
+@gluon.jit
+def load_query_block(sources, smem, barrier, stage, item, row, DIMS: gl.constexpr):
+    """Load one block of Q, zeros past the sequence, and its statistics."""
+    BQ: gl.constexpr = smem.d_out.shape[1]
+    mbarrier.expect(barrier, BQ * ((DIMS.nope + DIMS.rope) * 2 + 8))
+    nope = smem.q.nope.index(stage)
+    load_ragged(sources.q.nope, item.start, item.length, row, item.head, barrier, nope)
+    if DIMS.rope > 0:
+        rope = smem.q.rope.index(stage)
+        load_ragged(sources.q.rope, item.start, item.length, row, item.head, barrier, rope)
+    place = item.place + row
+    load_vector(sources.statistics, item.head, place, barrier, smem.total.index(stage))
+    line = sources.heads + item.head
+    load_vector(sources.statistics, line, place, barrier, smem.delta.index(stage))

@@ -1,0 +1,53 @@
+"""Blackwell's backward kernels on the simulator: right, clean in every schedule, deaf to poison."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kernels.blackwell.backward.simulated import BLACKWELL
+from kernels.gradients import CASES, NARROW, RINGS, forward, on
+from openmla.backward.operands import Wanted
+from openmla.lab.testing.gradients import GradientCase
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_right_clean_and_deaf_to_poison(name: str) -> None:
+    BLACKWELL.assert_right_clean_and_deaf_to_poison(CASES[name])
+
+
+def test_rings_that_turn_are_right_clean_and_deaf_to_poison() -> None:
+    BLACKWELL.assert_right_clean_and_deaf_to_poison(RINGS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["early", "late", "random", "unfair"])
+@pytest.mark.parametrize("name", ["causal", "full", "edges", "40 sequences"])
+def test_every_schedule_is_clean_and_has_the_same_bits(name: str, schedule: str) -> None:
+    BLACKWELL.assert_same_bits_in_every_schedule(CASES[name], schedule)
+
+
+@pytest.mark.parametrize("name", ["causal", "edges", "rope per head"])
+def test_a_sequence_has_the_gradients_that_it_has_alone(name: str) -> None:
+    BLACKWELL.assert_same_bits_alone(CASES[name])
+
+
+@pytest.mark.parametrize(
+    "wanted", [Wanted(kv=False, sink=False), Wanted(q=False), Wanted(q=False, kv=False)]
+)
+def test_what_is_not_wanted_is_not_written(wanted: Wanted) -> None:
+    BLACKWELL.assert_what_is_not_wanted_is_not_written(CASES["sink"], wanted)
+
+
+@pytest.mark.parametrize("lens", [((3,), (0,)), ((0,), (4,))], ids=["no keys", "no queries"])
+def test_without_rows_gradients_are_zero(lens: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    q_lens, k_lens = lens
+    built = on(GradientCase(replace(NARROW, q_lens=q_lens, k_lens=k_lens, spare=0)))
+    gradients, reports = BLACKWELL.run(built, forward(built))
+    assert not reports
+    assert all(not x.any() and not x.signbit().any() for x in gradients.values())
+
+
+def test_nan_that_comes_back_to_a_row_without_keys_reaches_no_gradient() -> None:
+    BLACKWELL.assert_blind_rows_are_not_read(CASES["more queries than keys"])

@@ -1068,6 +1068,13 @@ HARMLESS: tuple[Harmless, ...] = (
         "A program more finds no list, and ends.",
     ),
     Harmless(
+        "kernels/gluon/upcast/kernel.py",
+        "upcast_kernel",
+        "D_V // VECTOR",
+        "(((D_V) + (VECTOR) - 1) // (VECTOR))",
+        "A row of V has whole vectors of 16 columns.",
+    ),
+    Harmless(
         "kernels/hopper/backward/statistics.py",
         "load_columns",
         "mask=ok[:, None], other=0.0",

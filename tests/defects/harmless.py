@@ -1082,6 +1082,13 @@ HARMLESS: tuple[Harmless, ...] = (
         "A program more finds no list, and ends.",
     ),
     Harmless(
+        "kernels/gluon/upcast/kernel.py",
+        "upcast_kernel",
+        "D_V // VECTOR",
+        "(((D_V) + (VECTOR) - 1) // (VECTOR))",
+        "A row of V has whole vectors of 16 columns.",
+    ),
+    Harmless(
         "kernels/gluon/gradients/statistics.py",
         "load_columns",
         "mask=ok[:, None], other=0.0",

@@ -15,7 +15,7 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from openmla.backward.operands import BackwardOperands, Gradients
+from openmla.backward.operands import BackwardOperands, Gradients, copyable
 from openmla.kernels.call import (
     Call,
     launch_counter,
@@ -30,16 +30,15 @@ from openmla.kernels.gluon.descriptors import (
     shared_rows,
     tile_layout,
 )
+from openmla.kernels.gluon.sums import summed
 from openmla.kernels.hopper.backward.key_pass import key_pass_kernel
 from openmla.kernels.hopper.backward.query_pass import query_pass_kernel
 from openmla.kernels.hopper.backward.records import Columns, Registers, TileLayouts
-from openmla.kernels.hopper.backward.sums import sum_kernel
-from openmla.operands import DenseOperands, aligned_16
+from openmla.operands import DenseOperands
 from openmla.planning import Plan
 
 WGMMA_ROWS = 64
 VECTOR = 8  # elements in 16 bytes
-SUM_BLOCK = 512  # columns of a program: four for each thread
 
 
 def calls(plan: Plan, operands: BackwardOperands, gradients: Gradients) -> Iterator[Call]:
@@ -158,26 +157,12 @@ def _key_pass(
         yield summed(part, d_rope)
 
 
-def summed(part: Tensor, result: Tensor) -> Call:
-    """The ordered sum of parts [parts, …], contiguous, into a result of the shape of one."""
-    columns = result.numel()
-    arguments = {"part_ptr": part, "sum_ptr": result, "parts": len(part), "columns": columns}
-    arguments |= {"BLOCK": SUM_BLOCK, "num_warps": 4}
-    return Call(sum_kernel, -(-columns // SUM_BLOCK), arguments)
-
-
 def programs_of(plan: Plan, rows: int) -> int:
     """One per SM, or one per work item if those are fewer."""
     config = plan.config
     tiles = (rows // config.own_rows + plan.problem.batch + 1) * config.heads
     programs: int = min(tiles, config.sm_count)
     return programs
-
-
-def copyable(x: Tensor) -> Tensor:
-    """A tensor that bulk copies can read: its own, unless strides or its address forbid it."""
-    usual = aligned_16(x) and all(x.stride())
-    return x if usual else x.contiguous() if not x.is_contiguous() else x.clone()
 
 
 def _shared(plan: Plan, op: DenseOperands) -> dict[str, Any]:

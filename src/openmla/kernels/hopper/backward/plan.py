@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from openmla.arithmetic import Limit, require_int, verdict_lines
-from openmla.backward.problem import BACKWARD_FORM, BackwardProblem
+from openmla.arithmetic import require_int, verdict_lines
+from openmla.backward.problem import BACKWARD_FORM, ONE_DELTA, BackwardProblem
 from openmla.kernels.hopper.chip import (
     FP32,
     WGMMA_M,
@@ -196,12 +196,6 @@ def _choose(problem: Any, target: Target) -> HopperBackwardConfig:
     )
 
 
-# With a sink, lse and what weights are relative to differ by any amount: one delta would not hold
-# both.
-ONE_DELTA: Limit[BackwardProblem] = Limit(
-    lambda p: not (p.has_sink and p.has_d_lse),
-    lambda p: "a sink beside a gradient of lse: the portable kernels have it",
-)
 SERVED = Serves(
     {
         "form": OneOf(BACKWARD_FORM),

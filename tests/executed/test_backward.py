@@ -1,4 +1,5 @@
-"""Hopper's backward kernels compiled and executed here: right, and the same bits in all schedules.
+"""Backward kernels of Hopper and CDNA4 compiled and executed here: right, and the same bits in all
+schedules.
 
 A key pass was wrong on an H200 and right in the simulator, which then knew nothing of where the
 compiler puts the elements of a tile; its first execution here shows it.
@@ -14,12 +15,14 @@ import torch
 
 from executed.cases import QUICK_TRITON
 from gluon_sim.compiled import SCHEDULES
+from kernels.cdna4.backward import simulated as cdna4
 from kernels.hopper.backward import simulated as dense
 from kernels.hopper.sparse_backward import simulated as sparse
 from openmla.backward.operands import EVERY, Gradients
 from openmla.backward.sparse_operands import EVERY as EVERY_ROW
 from openmla.backward.sparse_operands import RowGradients
 from openmla.dispatch import triton_version
+from openmla.kernels.cdna4.chip import FIRST_TRITON
 from openmla.kernels.launch import calls
 from openmla.lab.testing.case import Case
 from openmla.lab.testing.compare_gradients import judge_twice
@@ -37,6 +40,16 @@ DENSE = {
     ),
     "rope per head": GradientCase(replace(_V3, rope="per_head", heads=1)),
     "128+0": GradientCase(replace(_V3, d_rope=0, rope="none", heads=1)),
+}
+_ONE_HEAD = replace(_V3, heads=1)
+CDNA4 = {
+    "64+64->64": GradientCase(replace(_V3, heads=1, d_nope=64, d_v=64, q_lens=(3, 65))),
+    "128+64->128": GradientCase(_V3),
+    "edges": GradientCase(
+        replace(_ONE_HEAD, q_lens=(129, 63), k_lens=(129, 65), d_rope=0, rope="none")
+    ),
+    "full, sinks": GradientCase(replace(_ONE_HEAD, causal=False, sink="mixed")),
+    "rope per head, gradient of lse": GradientCase(replace(_ONE_HEAD, rope="per_head"), d_lse=True),
 }
 _LISTS = Case(
     "sparse",
@@ -59,14 +72,16 @@ SPARSE = {
 }
 
 
-def executed(built: Any, plan: Any, operands: Any, gradients: Any, schedules: int) -> list[Any]:
+def executed(
+    built: Any, plan: Any, operands: Any, gradients: Any, schedules: int, chip: str = "h200"
+) -> list[Any]:
     """The gradients of every schedule, which have the same bits."""
     for x in gradients.tensors().values():
         x.fill_(torch.nan)
     inputs = [*built.built.memory.buffers, built.d_out, operands.out, operands.lse]
     inputs += [x for x in (built.d_lse,) if x is not None]
     outputs = gradients.tensors().values()
-    run = compiled_calls(calls(plan, operands, gradients), "h200", inputs, outputs)
+    run = compiled_calls(calls(plan, operands, gradients), chip, inputs, outputs)
     found = []
     for schedule in SCHEDULES[:schedules]:
         assert [str(report) for report in run(schedule) if not report.ok] == []
@@ -82,6 +97,17 @@ def check_dense(case: GradientCase, schedules: int) -> None:
     gradients = Gradients.allocate(op.forward, EVERY)
     found = executed(built, dense.plan_of(built, saved), op, gradients, schedules)
     for verdict in judge_twice(dense.on(case), found[0], saved):
+        assert verdict.ok, verdict.report()
+
+
+def check_cdna4(case: GradientCase, schedules: int) -> None:
+    built = cdna4.on(case, "nan")
+    saved = cdna4.forward(built)
+    op = built.backward(saved)
+    gradients = Gradients.allocate(op.forward, EVERY)
+    plan = cdna4.plan_of(built, saved)
+    found = executed(built, plan, op, gradients, schedules, "mi355x")
+    for verdict in judge_twice(cdna4.on(case), found[0], saved):
         assert verdict.ok, verdict.report()
 
 
@@ -101,6 +127,21 @@ def test_a_dense_and_a_sparse_backward_pass() -> None:
         pytest.skip("executed with the other Triton")
     check_dense(DENSE["64+32->64"], 1)
     check_sparse(SPARSE["128+64"], 1)
+
+
+@pytest.mark.compile
+def test_a_dense_backward_pass_on_cdna4() -> None:
+    if triton_version()[:2] != QUICK_TRITON["mi355x"]:
+        pytest.skip("executed with the other Triton")
+    check_cdna4(CDNA4["64+64->64"], 1)
+
+
+@pytest.mark.executed
+@pytest.mark.parametrize("name", CDNA4)
+def test_cdna4(name: str) -> None:
+    if triton_version()[:2] < FIRST_TRITON:
+        pytest.skip("this Triton does not compile them")
+    check_cdna4(CDNA4[name], len(SCHEDULES))
 
 
 @pytest.mark.executed

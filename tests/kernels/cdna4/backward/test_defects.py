@@ -252,18 +252,13 @@ RESULTS = [
     ),
 ]
 DEFECTS = COPIES + PRODUCTS + MASKS + STATISTICS + RESULTS
-QUICK = {"delta is added in the query pass", "d_sink has the wrong sign"}
 
 
 def test_their_names_differ() -> None:
     assert len({defect.name for defect in DEFECTS}) == len(DEFECTS) >= 25
 
 
-@pytest.mark.parametrize(
-    "defect",
-    [d if d.name in QUICK else pytest.param(d, marks=pytest.mark.slow) for d in DEFECTS],
-    ids=lambda defect: defect.name,
-)
+@pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)
 def test_defect_is_found(defect: BackwardDefect, tmp_path: Path) -> None:
     mutant = load_mutant(package, defect.file, defect.apply, "backward.launch", tmp_path)
     assert_found(defect.kind, partial(check, mutant, CASES[defect.case]))

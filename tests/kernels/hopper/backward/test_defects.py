@@ -268,7 +268,7 @@ RESULTS = [
     BackwardDefect(
         "the rope's last head is not added",
         None,
-        "backward.sums",
+        "sums",
         "more = ok & (first + i < parts)",
         "more = ok & (first + i < parts - 1)",
     ),

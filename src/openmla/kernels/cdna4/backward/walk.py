@@ -14,7 +14,7 @@ of the second kind of product without an exchange between lanes (mma_op.py).
 A wave is alone on its SIMD, so nobody else multiplies while it waits for LDS: operands of a product
 are read before the product before it. `needed` keeps the compiler from reading them later; where it
 does so anyway, or would move sums to and fro between the two halves of the registers, they go
-without. So a read is 6 to 8 MFMAs ahead of its wait on average, where it was a third of one.
+without. So a read is 5 to 8 MFMAs ahead of its wait on average, where it was a third of one.
 """
 
 from triton.experimental import gluon

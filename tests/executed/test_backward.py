@@ -16,12 +16,14 @@ from executed.cases import QUICK_TRITON
 from gluon_sim.compiled import SCHEDULES
 from kernels import gradients as dense
 from kernels.blackwell.backward.simulated import BLACKWELL
+from kernels.cdna4.backward.simulated import CDNA4
 from kernels.hopper.backward.simulated import HOPPER
 from kernels.hopper.sparse_backward import simulated as sparse
 from openmla.backward.operands import EVERY, Gradients
 from openmla.backward.sparse_operands import EVERY as EVERY_ROW
 from openmla.backward.sparse_operands import RowGradients
 from openmla.dispatch import triton_version
+from openmla.kernels.cdna4.chip import FIRST_TRITON
 from openmla.kernels.launch import calls
 from openmla.lab.testing.case import Case
 from openmla.lab.testing.compare_gradients import judge_twice
@@ -38,6 +40,16 @@ DENSE = {
     "full, gradient of lse": GradientCase(replace(_V3, causal=False), d_lse=True),
     "rope per head": GradientCase(replace(_V3, rope="per_head", heads=1)),
     "128+0": GradientCase(replace(_V3, d_rope=0, rope="none", heads=1)),
+}
+_ONE_HEAD = replace(_V3, heads=1)
+OF_CDNA4 = {
+    "64+64->64": GradientCase(replace(_V3, heads=1, d_nope=64, d_v=64, q_lens=(3, 65))),
+    "128+64->128": GradientCase(_V3),
+    "edges": GradientCase(
+        replace(_ONE_HEAD, q_lens=(129, 63), k_lens=(129, 65), d_rope=0, rope="none")
+    ),
+    "full, sinks": GradientCase(replace(_ONE_HEAD, causal=False, sink="mixed")),
+    "rope per head, gradient of lse": GradientCase(replace(_ONE_HEAD, rope="per_head"), d_lse=True),
 }
 _LISTS = Case(
     "sparse",
@@ -104,6 +116,21 @@ def test_a_dense_and_a_sparse_backward_pass() -> None:
         pytest.skip("executed with the other Triton")
     check_dense(HOPPER, DENSE["64+32->64"], 1)
     check_sparse(SPARSE["128+64"], 1)
+
+
+@pytest.mark.compile
+def test_a_dense_backward_pass_on_cdna4() -> None:
+    if triton_version()[:2] != QUICK_TRITON["mi355x"]:
+        pytest.skip("executed with the other Triton")
+    check_dense(CDNA4, OF_CDNA4["64+64->64"], 1)
+
+
+@pytest.mark.executed
+@pytest.mark.parametrize("name", OF_CDNA4)
+def test_cdna4(name: str) -> None:
+    if triton_version()[:2] < FIRST_TRITON:
+        pytest.skip("this Triton does not compile them")
+    check_dense(CDNA4, OF_CDNA4[name], len(SCHEDULES))
 
 
 @pytest.mark.executed

@@ -77,6 +77,15 @@ def test_the_indexer_has_its_rows() -> None:
     assert [selection[t].runs for t in ("cpu", "h200", "b200")] == ["cpu", "hopper", "blackwell"]
 
 
+def test_gradients_have_kernels_of_their_own_where_there_are_some() -> None:
+    gradients = support_table()["gradients of dense 128+64 → 128, bf16"]
+    assert [str(gradients[t]) for t in ("h200", "mi355x", "mi300x")] == [
+        "measured (hopper)",
+        "simulated (cdna4)",
+        "portable",
+    ]
+
+
 def test_a_gap_has_a_dash_and_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     feature, problem = next(iter(FEATURES.items()))
     monkeypatch.setitem(FEATURES, feature, replace(problem, q_dtype="fp32"))

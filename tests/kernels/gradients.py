@@ -98,11 +98,13 @@ class Passes:
     backend: str
     changes: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the plan's config that are replaced."""
+    triton: tuple[int, int] = (3, 6)
+    """The first one that compiles them."""
 
     def plan_of(self, built: BuiltGradients, saved: Saved, **changes: Any) -> Plan:
         """The plan of a case."""
         chip = target_by_name(self.chip)
-        chosen = cached_plan(built.backward(saved).problem(), chip, self.backend, (3, 6))
+        chosen = cached_plan(built.backward(saved).problem(), chip, self.backend, self.triton)
         return replace(chosen, config=replace(chosen.config, **{**self.changes, **changes}))
 
     def run(
@@ -167,13 +169,12 @@ class Passes:
         saved = forward(built)
         together, _ = self.run(built, saved)
         op = built.operands
-        assert op.k_rope is not None
         for number, (rows, keys) in enumerate(lone_sequences(case)):
             single = replace(
                 op,
                 q=op.q[rows],
                 k_nope=op.k_nope[keys],
-                k_rope=op.k_rope[keys],
+                k_rope=None if op.k_rope is None else op.k_rope[keys],
                 v=op.v[keys],
                 cu_seqlens_q=torch.tensor([0, rows.stop - rows.start], dtype=torch.int32),
                 cu_seqlens_k=torch.tensor([0, keys.stop - keys.start], dtype=torch.int32),

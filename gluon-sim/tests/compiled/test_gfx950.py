@@ -69,6 +69,37 @@ def lanes(body: str, waves: int = 1) -> list[int]:
             lambda i: 31 if i > 31 else 0,
         ),
         (
+            "v_mov_b32_e32 v4, v0\nv_mov_b32_e32 v5, -1\ns_mov_b64 s[4:5], 7\n"
+            "v_cmp_gt_i64_e32 vcc, s[4:5], v[4:5]\nv_cndmask_b32_e64 v2, 0, 1, vcc",
+            lambda i: 1,  # a negative number
+        ),
+        (
+            "v_mov_b32_dpp v2, v0 row_half_mirror row_mask:0xf bank_mask:0xf bound_ctrl:1",
+            lambda i: i // 8 * 8 + 7 - i % 8,
+        ),
+        (
+            "v_mov_b32_dpp v2, v0 row_ror:3 row_mask:0xf bank_mask:0xf bound_ctrl:1",
+            lambda i: i // 16 * 16 + (i - 3) % 16,
+        ),
+        (
+            "v_add_u32_dpp v2, v0, v0 quad_perm:[1,0,3,2] row_mask:0xf bank_mask:0xf bound_ctrl:1",
+            lambda i: i + (i ^ 1),
+        ),
+        (
+            "v_add_f32_dpp v2, v0, v0 quad_perm:[3,2,1,0] row_mask:0xf bank_mask:0xf bound_ctrl:1",
+            lambda i: i + (i ^ 3),  # of denormals, which add as their bits do
+        ),
+        (
+            "v_add_co_u32_e32 v3, vcc, -5, v0\nv_mov_b32_e32 v4, 1\n"
+            "v_cndmask_b32_e32 v2, v3, v4, vcc",
+            lambda i: 1 if i >= 5 else i - 5,
+        ),
+        (
+            "v_lshlrev_b32_e32 v1, 2, v0\nv_add_u32_e32 v4, 1, v0\n"
+            "ds_write2st64_b32 v1, v0, v4 offset1:1\ns_waitcnt lgkmcnt(0)\nds_read_b32 v2, v1 offset:256\ns_waitcnt lgkmcnt(0)",
+            lambda i: i + 1,
+        ),
+        (
             "v_subrev_u32_e32 v3, 9, v0\ns_mov_b32 s4, 0x40000000\nv_mul_hi_i32 v2, v3, s4",
             lambda i: (i - 9) >> 2,
         ),

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from openmla.backward.problem import BackwardProblem
-from openmla.operands import DenseOperands, Results, same_offsets
+from openmla.operands import DenseOperands, Results, aligned_16, same_offsets
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,3 +114,9 @@ class Gradients:
         for x in (self.q, self.kv, self.k_rope, self.sink):
             if x is not None:
                 x.zero_()
+
+
+def copyable(x: Tensor) -> Tensor:
+    """A tensor that copies of 16 bytes can read: its own, unless strides or its address forbid."""
+    usual = aligned_16(x) and all(x.stride())
+    return x if usual else x.contiguous() if not x.is_contiguous() else x.clone()

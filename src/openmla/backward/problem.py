@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from openmla.arithmetic import Limit
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.problem import Problem
 
@@ -72,3 +73,12 @@ class BackwardProblem(Problem):
 def _fields_of(problem: Problem) -> dict[str, Any]:
     """What a problem of attention has, by name."""
     return {f.name: getattr(problem, f.name) for f in fields(Problem)}
+
+
+# With a sink, lse and what weights are relative to differ by any amount: one delta would not hold
+# both.
+ONE_DELTA: Limit[BackwardProblem] = Limit(
+    lambda p: not (p.has_sink and p.has_d_lse),
+    lambda p: "a sink beside a gradient of lse: the portable kernels have it",
+)
+"""What kernels refuse that keep one delta of a query row."""

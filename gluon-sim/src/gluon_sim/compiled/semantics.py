@@ -114,7 +114,7 @@ TABLE: tuple[Semantics, ...] = (
         "CDNA4 ISA; tinygrad's emulator",
     ),
     Semantics(
-        "dpp row_shr, row_bcast",
+        "dpp row_shr, row_bcast, row_ror, row_half_mirror, quad_perm",
         "another lane's first operand, 0 where there is none; rows "
         "of 16 lanes that the masks leave out keep what they had",
         "CDNA4 ISA",

@@ -194,3 +194,4 @@ def accumulator_registers(layout: Any, shape: Sequence[int]) -> tuple[Array, Arr
 
 
 register(r"s_mov_b32 \$0, (?P<n>-?\d+)", lambda match, _: int(match["n"]))  # CDNA4
+register(r"; \$0 is needed here", lambda match, operands: operands[0])  # a comment on CDNA4

@@ -5,6 +5,7 @@ from itertools import product
 from typing import Any
 
 from openmla.arithmetic import Limit
+from openmla.kernels.cdna4.backward.plan import CDNA4_BACKWARD
 from openmla.kernels.cdna4.chip import FIRST_TRITON, LANE_REGISTERS
 from openmla.kernels.cdna4.dense.plan import Dense8, Dense16, DenseBlock, DenseFP8
 from openmla.kernels.cdna4.indexer.plan import INDEX_KERNELS
@@ -252,6 +253,7 @@ CDNA4 = Family(
         _dense("dense_8", _DENSE_8, Dense8, _dense_8, _WIDE_VALUES, _SCALED_AND_MASKED),
         _rows("sparse", _SPARSE),
         _rows("latent", _LATENT),
+        CDNA4_BACKWARD,
         *INDEX_KERNELS,
     ),
 )

@@ -13,10 +13,11 @@ from kernels.mutants import load_mutant
 from kernels.patch import once
 from openmla.kernels import hopper
 from openmla.kernels.gluon.gradients import sums
-from openmla.kernels.gluon.gradients.launch import SUM_BLOCK
+from openmla.kernels.gluon.gradients.sums import SUM_BLOCK
 
 FAR = 2**31 + 100  # columns: more than 32 bits count
 APART = 2**30 + 8  # parts begin so far apart: the third of them past 2^31
+LANES = 32  # of a warp
 PARTS = 9  # one more than are loaded at once
 
 
@@ -29,7 +30,7 @@ def summed_at_the_end(columns: int, parts: int = PARTS, module: ModuleType = sum
     result = torch.frombuffer(unreserved(columns * 2), dtype=torch.bfloat16)
     result[last] = torch.nan
     programs = -(-columns // SUM_BLOCK)
-    arguments = (part, result, parts, columns, SUM_BLOCK)
+    arguments = (part, result, parts, columns, SUM_BLOCK, LANES)
     report = simulate(module.sum_kernel, programs, arguments, only=(0, programs - 1))
     want = torch.zeros(columns - last.start)
     for each in part[:, last]:

@@ -18,7 +18,7 @@ from gluon_sim.compiled.core.numbers import (
 )
 from gluon_sim.compiled.gfx950.operands import Form, Read, Registers, Run, registers
 from gluon_sim.compiled.gfx950.state import VCC, Wave, lanes_of, word_of
-from gluon_sim.compiled.gfx950.vector import ints
+from gluon_sim.compiled.gfx950.vector import ints, moved
 
 Function = Callable[..., Array]
 _TINY = 2.0**-126
@@ -85,7 +85,7 @@ def build(form: Form) -> Run | None:
     """What a float instruction does; None if it is none."""
     base = form.base
     if base in FLOATS:
-        return _plain(form, FLOATS[base])
+        return (_moved if form.op.endswith("_dpp") else _plain)(form, FLOATS[base])
     if base in _PAIRS:
         return _pair(form, _PAIRS[base])
     known: dict[str, Callable[[Form], Run]] = {
@@ -108,6 +108,14 @@ def _plain(form: Form, function: Function) -> Run:
     into = form.named(0, True, 1)
     reads = [form.f32(i) for i in range(1, len(form.operands))]
     return lambda w: w.setf(into, function(*(read(w) for read in reads)))
+
+
+def _moved(form: Form, function: Function) -> Run:
+    def bits(*words: Array) -> Array:
+        result: Array = function(*(x.view(np.float32) for x in words)).view(np.uint32)
+        return result
+
+    return moved(form, bits)
 
 
 def _fmac(form: Form) -> Run:

@@ -66,14 +66,15 @@ def build(form: Form) -> Run | None:
     op = form.op
     transposed = re.fullmatch(r"ds_read_b64_tr_b(8|16)", op)
     if op in _WRITES:
-        return _write(form, _WRITES[op])
+        return _write(form, _WRITES[op], [form.number("offset")])
     if op in _READS:
         return _read(form, _READS[op], [form.number("offset")])
-    two = re.fullmatch(r"ds_read2(st64)?_b(32|64)", op)
+    two = re.fullmatch(r"ds_(read|write)2(st64)?_b(32|64)", op)
     if two:
-        size = int(two[2]) // 8
-        unit = 64 * size if two[1] else size
-        return _read(form, size, [unit * form.number("offset0"), unit * form.number("offset1")])
+        size = int(two[3]) // 8
+        unit = 64 * size if two[2] else size
+        offsets = [unit * form.number("offset0"), unit * form.number("offset1")]
+        return (_read if two[1] == "read" else _write)(form, size, offsets)
     if op == "ds_bpermute_b32":
         return _pull(form)
     if transposed:
@@ -108,19 +109,28 @@ def _own_copies(w: Wave, index: Array) -> None:
             w.report(Kind.IN_FLIGHT, "LDS bytes of a copy that this wave has not waited for")
 
 
-def _write(form: Form, size: int) -> Run:
-    form.allow("offset")
-    offset, count = np.uint32(form.number("offset")), max(1, size // 4)
-    address, source = form.vector(0), form.vector(1, count)
+def _write(form: Form, size: int, offsets: list[int]) -> Run:
+    """One value, or two of them at two offsets."""
+    form.allow("offset", "offset0", "offset1")
+    count = max(1, size // 4)
+    address = form.vector(0)
+    sources = [form.vector(1 + i, count) for i in range(len(offsets))]
 
     def run(w: Wave) -> None:
-        mask, at = w.mask.copy(), w.v[address] + offset
-        _aligned(at, size, mask)
-        # A copy: the registers may change before the write is done.
-        raw = w.v[source : source + count].T.copy().view(np.uint8)[:, :size]
-        index = touched(w, at, size, mask)
+        mask, base = w.mask.copy(), w.v[address].copy()
+        starts = [base + np.uint32(offset) for offset in offsets]
+        for at in starts:
+            _aligned(at, size, mask)
+        # Copies: the registers may change before the write is done.
+        raw = [w.v[i : i + count].T.copy().view(np.uint8)[:, :size] for i in sources]
+        index = np.concatenate([touched(w, at, size, mask) for at in starts])
         _own_copies(w, index)
-        w.issue(w.local, Access(w, lambda: put(w, at, raw, mask), index, True))
+
+        def all_put() -> None:
+            for at, data in zip(starts, raw, strict=True):
+                put(w, at, data, mask)
+
+        w.issue(w.local, Access(w, all_put, index, True))
 
     return run
 

@@ -13,6 +13,8 @@ from gluon_sim.compiled.gfx950.operands import Form, Read, Run, set_pair
 from gluon_sim.compiled.gfx950.state import LANES, Wave, lanes_of, word_of
 
 Function = Callable[..., Array]
+LANE_MOVES = ("row_shr", "row_bcast", "row_ror", "row_half_mirror", "quad_perm")
+"""What DPP takes its first operand by."""
 
 
 def ints(x: Array) -> Array:
@@ -159,13 +161,14 @@ def build(form: Form) -> Run | None:
     """What an integer instruction does; None if it is none."""
     base = form.base
     if base in WORDS:
-        how = {"sdwa": _parts, "dpp": _moved}.get(form.op.rpartition("_")[2], _word)
+        how = {"sdwa": _parts, "dpp": moved}.get(form.op.rpartition("_")[2], _word)
         return how(form, WORDS[base])
     if base.startswith("v_cmp_"):
         return _comparison(form)
     known: dict[str, Callable[[Form], Run]] = {
         "v_bitop3_b32": _bitop3,
         "v_bitop3_b16": _bitop3,
+        "v_add_co_u32": _add_with_carry,
         "v_mov_b64": _move64,
         "v_lshl_add_u64": _shift_add64,
         "v_lshrrev_b64": _shift64,
@@ -236,13 +239,22 @@ def _source_lanes(form: Form) -> Array:
         return np.where(LANES >= 16, LANES // 16 * 16 - 1, -1)
     if given.get("row_bcast") == "31":
         return np.where(LANES >= 32, 31, -1)
-    raise form.unknown()
+    found: Array
+    if "row_ror" in given:
+        found = LANES // 16 * 16 + (LANES - form.number("row_ror")) % 16
+    elif "row_half_mirror" in given:
+        found = LANES // 8 * 8 + 7 - LANES % 8
+    elif "quad_perm" in given:
+        found = LANES // 4 * 4 + np.array(form.list("quad_perm", []))[LANES % 4]
+    else:
+        raise form.unknown()
+    return found
 
 
-def _moved(form: Form, function: Function) -> Run:
+def moved(form: Form, function: Function) -> Run:
     """DPP: the first operand is another lane's, 0 where there is none; only rows of 16 lanes and
     groups of 4 in the masks are written."""
-    form.allow("row_shr", "row_bcast", "row_mask", "bank_mask", "bound_ctrl")
+    form.allow(*LANE_MOVES, "row_mask", "bank_mask", "bound_ctrl")
     if form.modifiers.get("bound_ctrl") != "1":
         raise form.unknown()
     rows, banks = (int(form.modifiers.get(f"{x}_mask", "0xf"), 0) for x in ("row", "bank"))
@@ -266,6 +278,20 @@ def _bitop3(form: Form) -> Run:
     a, b, c = (form.u32(i) for i in (1, 2, 3))
     mask = np.uint32(MASK32 if form.base.endswith("32") else 0xFFFF)
     return lambda w: w.set(into, table_logic(table, a(w), b(w), c(w)) & mask)
+
+
+def _add_with_carry(form: Form) -> Run:
+    """Lanes whose sum does not fit have a bit in the second operand."""
+    form.allow()
+    into, carry = form.named(0, True, 1), form.named(1, False, 2)
+    a, b = form.u32(2), form.u32(3)
+
+    def run(w: Wave) -> None:
+        total = a(w).astype(np.uint64) + b(w)
+        w.set64(carry, word_of((total > np.uint64(MASK32)) & w.mask))
+        w.set(into, (total & np.uint64(MASK32)).astype(np.uint32))
+
+    return run
 
 
 def _move64(form: Form) -> Run:
@@ -380,14 +406,18 @@ def _into_lane(form: Form) -> Run:
 
 
 def _comparison(form: Form) -> Run:
-    found = re.fullmatch(r"v_cmp_([a-z]+)_([iuf])32", form.base)
+    found = re.fullmatch(r"v_cmp_([a-z]+)_([iuf]32|[iu]64)", form.base)
     if found is None or found[1] not in COMPARE:
         raise form.unknown()
     form.allow()
     into, compare = form.named(0, False, 2), COMPARE[found[1]]
-    read = form.f32 if found[2] == "f" else form.u32
+    if found[2].endswith("64"):
+        kind = np.int64 if found[2] == "i64" else np.uint64
+        c, d = form.u64(1), form.u64(2)
+        return lambda w: w.set64(into, word_of(compare(c(w).view(kind), d(w).view(kind)) & w.mask))
+    read = form.f32 if found[2] == "f32" else form.u32
     a, b = read(1), read(2)
-    if found[2] == "i":
+    if found[2] == "i32":
         return lambda w: w.set64(into, word_of(compare(ints(a(w)), ints(b(w))) & w.mask))
     return lambda w: w.set64(into, word_of(compare(a(w), b(w)) & w.mask))
 

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from openmla.arithmetic import Limited, verdict_lines
-from openmla.backward.problem import BackwardProblem
+from openmla.backward.problem import ONE_DELTA, BackwardProblem
 from openmla.kernels.blackwell.chip import Partitioned, Worker, allocated, argument_bytes
 from openmla.kernels.gluon.gradients.plan import (
     ELEMENT,
     EVERY_BACKWARD,
     FP32,
     NO_ATOMICS,
-    ONE_DELTA,
     OWN_ROWS,
     BackwardTiles,
 )

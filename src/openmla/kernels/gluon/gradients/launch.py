@@ -15,7 +15,7 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from openmla.backward.operands import BackwardOperands, Gradients
+from openmla.backward.operands import BackwardOperands, Gradients, copyable
 from openmla.kernels.call import Call, scale_arguments, strides, vector
 from openmla.kernels.gluon.descriptors import (
     SWIZZLE_BYTES,
@@ -25,13 +25,12 @@ from openmla.kernels.gluon.descriptors import (
     tile_layout,
 )
 from openmla.kernels.gluon.gradients.records import Columns, TileLayouts
-from openmla.kernels.gluon.gradients.sums import sum_kernel
-from openmla.operands import DenseOperands, aligned_16
+from openmla.kernels.gluon.gradients.sums import summed
+from openmla.operands import DenseOperands
 from openmla.planning import Plan
 
 GROUP_ROWS = 64  # of a warp-group: each leaves a part of d_sink
 VECTOR = 8  # elements in 16 bytes
-SUM_BLOCK = 512  # columns of a program: four for each thread
 
 
 class Passes(NamedTuple):
@@ -164,25 +163,11 @@ def _key_pass(
         yield summed(part, d_rope)
 
 
-def summed(part: Tensor, result: Tensor) -> Call:
-    """The ordered sum of parts [parts, …], contiguous, into a result of the shape of one."""
-    columns = result.numel()
-    arguments = {"part_ptr": part, "sum_ptr": result, "parts": len(part), "columns": columns}
-    arguments |= {"BLOCK": SUM_BLOCK, "num_warps": 4}
-    return Call(sum_kernel, -(-columns // SUM_BLOCK), arguments)
-
-
 def tiles_of(plan: Plan, rows: int) -> int:
     """The most work items that so many rows of the side that a pass owns can make."""
     config = plan.config
     tiles: int = (rows // config.own_rows + plan.problem.batch + 1) * config.heads
     return tiles
-
-
-def copyable(x: Tensor) -> Tensor:
-    """A tensor that bulk copies can read: its own, unless strides or its address forbid it."""
-    usual = aligned_16(x) and all(x.stride())
-    return x if usual else x.contiguous() if not x.is_contiguous() else x.clone()
 
 
 def _shared(plan: Plan, op: DenseOperands) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from openmla.arithmetic import Limit, require_int
+from openmla.arithmetic import require_int
 from openmla.backward.problem import BACKWARD_FORM, BackwardProblem
 from openmla.planning.memory import Wanted
 from openmla.planning.serves import (
@@ -97,12 +97,6 @@ class BackwardTiles:
 
 
 NO_ATOMICS = "no atomics: each gradient has one writer, rope parts of the heads are added in order"
-# With a sink, lse and what weights are relative to differ by any amount: one delta would not hold
-# both.
-ONE_DELTA: Limit[BackwardProblem] = Limit(
-    lambda p: not (p.has_sink and p.has_d_lse),
-    lambda p: "a sink beside a gradient of lse: the portable kernels have it",
-)
 EVERY_BACKWARD: Mapping[Field, Allowed] = {
     "form": OneOf(BACKWARD_FORM),
     DTYPES: OneOf(*alike("bf16")),

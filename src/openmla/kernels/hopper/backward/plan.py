@@ -11,11 +11,10 @@ from functools import cached_property
 from typing import Any
 
 from openmla.arithmetic import require_int, verdict_lines
-from openmla.backward.problem import BackwardProblem
+from openmla.backward.problem import ONE_DELTA, BackwardProblem
 from openmla.kernels.gluon.gradients.plan import (
     EVERY_BACKWARD,
     NO_ATOMICS,
-    ONE_DELTA,
     BackwardTiles,
 )
 from openmla.kernels.hopper.chip import (

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from openmla.backward.operands import copyable
 from openmla.backward.sparse_operands import RowGradients, SparseBackwardOperands, by_row
 from openmla.kernels.call import Call, scale_arguments, strides, vector
 from openmla.kernels.gluon.descriptors import tile_layout
-from openmla.kernels.gluon.gradients.launch import copyable, summed
+from openmla.kernels.gluon.gradients.sums import summed
 from openmla.kernels.hopper.latent.launch import heads_of_tokens
 from openmla.kernels.hopper.sparse_backward.kernel import entry_pass_kernel
 from openmla.kernels.hopper.sparse_backward.records import Columns, Registers, TileLayouts

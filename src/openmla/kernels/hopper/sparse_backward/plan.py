@@ -18,8 +18,7 @@ from functools import cached_property
 from typing import Any
 
 from openmla.arithmetic import ceildiv, require_int, verdict_lines
-from openmla.backward.problem import SPARSE_BACKWARD_FORM, BackwardProblem
-from openmla.kernels.gluon.gradients.plan import ONE_DELTA
+from openmla.backward.problem import ONE_DELTA, SPARSE_BACKWARD_FORM, BackwardProblem
 from openmla.kernels.hopper.chip import (
     FP32,
     WGMMA_M,

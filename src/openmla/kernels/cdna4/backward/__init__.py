@@ -1,0 +1,1 @@
+"""Gradients of the dense form on CDNA4."""

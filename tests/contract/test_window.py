@@ -194,17 +194,32 @@ def test_it_compiles_as_one_graph() -> None:
 
 
 @pytest.mark.parametrize("problem", [DENSE, LATENT], ids=["dense", "latent"])
-def test_no_chips_own_kernel_takes_it_so_auto_is_the_portable_one(problem: Problem) -> None:
-    for target in ("h200", "b200", "mi355x", "a100"):
-        assert plan(problem, target=target).backend == "portable"
+def test_who_serves_it(problem: Problem) -> None:
+    own = {"h200": "portable", "b200": "portable", "mi355x": "cdna4", "a100": "portable"}
+    for target, backend in own.items():
+        assert plan(problem, target=target).backend == backend
         assert "window of 128" in plan(problem, target=target).explain()
     serving = {
         f.name for f in FAMILIES for k in f.of_form(problem.form) if k.serves.mentions("window")
     }
-    assert serving == {"reference", "cpu", "portable"}
-    for target, backend in (("h200", "hopper"), ("b200", "blackwell"), ("mi355x", "cdna4")):
+    assert serving == {"reference", "cpu", "portable", "cdna4"}
+    for target, backend in (("h200", "hopper"), ("b200", "blackwell")):
         with pytest.raises(Unsupported, match="window 128: not served"):
             plan(problem, target=target, backend=backend)
+
+
+def test_what_cdna4_leaves_to_the_portable_kernel() -> None:
+    """Windows of which few queries should be split, and bits beside FP8 keys."""
+    long = replace(LATENT, total_q=1, table_keys=1 << 20, window=4096)
+    assert plan(long, target="mi355x").backend == "cdna4"
+    assert plan(replace(long, window=4097), target="mi355x").backend == "portable"
+    assert plan(replace(long, window=4097, table_keys=4096), target="mi355x").backend == "cdna4"
+    e4m3 = dict.fromkeys(("q_dtype", "kv_dtype", "v_dtype", "rope_dtype"), "e4m3")
+    for masked, backend in ((False, "cdna4"), (True, "portable")):
+        for narrow in ({}, {"d_rope": 0, "rope": "none"}):
+            problem = replace(DENSE, **e4m3, **narrow, has_key_mask=masked)
+            assert plan(problem, target="mi355x").backend == backend
+    assert plan(replace(DENSE, has_key_mask=True), target="mi355x").backend == "cdna4"
 
 
 def test_splits_follow_the_keys_that_are_seen() -> None:

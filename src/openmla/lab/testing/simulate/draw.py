@@ -22,6 +22,10 @@ MOST_TILES = 40
 """Most tiles of 64 rows and 64 keys. A case that has more is cut down."""
 ARBITRARY = 0.4
 """Share of cases with arbitrary widths."""
+WINDOWED = 0.2
+"""Share of causal cases with a window, where a family serves one."""
+FP32 = 0.3
+"""Share of cases with an fp32 output among those that are given one, where a family serves it."""
 UNSERVED = 0.04
 """Share of cases with a feature that the family does not have."""
 
@@ -44,6 +48,8 @@ class Menu:
     key_tiles: tuple[int, ...]
     long_keys: tuple[int, ...] = ()
     """Keys of requests that are split."""
+    window: bool = False
+    fp32_out: bool = False
     mixed: bool = False
     """Whether e4m3 queries go with V of 16 bits and with scales; otherwise with e4m3 values."""
 
@@ -98,6 +104,8 @@ def menu_of(target: str, form: str) -> Menu:
         kv=caches if dense else ("plain", *caches),
         pages=served("page_size", *_PAGES),
         per_token_scales=bool(served("has_q_scale", True)),
+        window=bool(served("window", 1)),
+        fp32_out=bool(served("fp32_out", True)),
         mixed=any(s.takes("q_dtype", "e4m3") and s.takes("v_dtype", "bf16") for s in serves),
         **dict(zip(("query_tiles", "key_tiles", "long_keys"), _TILES[target][form], strict=False)),
     )
@@ -126,6 +134,7 @@ def simulated_case(target: str, seed: int) -> Case:
     if form == "sparse":
         fields |= _lists(rng, fields)
     fields = _options(rng, menu) | fields
+    fields |= _later_options(random.Random(f"{target} {seed} later"), menu, fields)
     if fields["values"] == "exact":
         fields["scale"] = 0.25  # products of small integers and this are exact
     return _cut(Case(**fields))
@@ -281,3 +290,23 @@ def _options(rng: random.Random, menu: Menu) -> dict[str, Any]:
         "layout": rng.choice(("contiguous", "aligned")),
         "out": rng.choice(("fresh", "aligned")),
     }
+
+
+def _later_options(rng: random.Random, menu: Menu, fields: dict[str, Any]) -> dict[str, Any]:
+    """A window at an edge of tiles or of the keys, and an output of fp32. They have numbers of
+    their own: other cases are what they were before there were these."""
+    found: dict[str, Any] = {}
+    if menu.window and fields["causal"] and fields["form"] != "sparse" and rng.random() < WINDOWED:
+        longest = max(fields["k_lens"], default=1)
+        edges = [
+            1,
+            2,
+            33,
+            longest - 1,
+            longest,
+            *(t + d for t in menu.key_tiles for d in (-1, 0, 1)),
+        ]
+        found["window"] = max(rng.choice(edges), 1)
+    if menu.fp32_out and fields["out"] != "fresh" and fields["dtype"] != "fp32":
+        found["fp32_out"] = rng.random() < FP32
+    return found

@@ -55,8 +55,9 @@ def numbers_of(source, first, KV: gl.constexpr, HOW: gl.constexpr):
     """
     at = gl.arange(0, KV, LANES) + first
     if HOW.is_paged:
-        page = position(at, source) // HOW.page_size
-        return cdna4.buffer_load(source.ptr, page, mask=at < source.places)
+        return cdna4.buffer_load(
+            source.ptr, position(at, source) // HOW.page_size, mask=at < source.places
+        )
     else:
         return cdna4.buffer_load(source.ptr, at, mask=at < source.places)
 

@@ -193,13 +193,13 @@ def test_it_compiles_as_one_graph() -> None:
     assert formula.same_bits(attend(call["q"]), openmla.mla_prefill(**call, window=3))
 
 
-OWN_KERNELS = {"dense": {"hopper"}, "latent": set()}
+OWN_KERNELS = {"dense": {"hopper", "cdna4"}, "latent": {"cdna4"}}
 """Families that serve a window beside the portable kernels and the CPU's."""
 CHIPS = {"h200": "hopper", "b200": "blackwell", "mi355x": "cdna4", "a100": "portable"}
 
 
 @pytest.mark.parametrize("problem", [DENSE, LATENT], ids=["dense", "latent"])
-def test_hoppers_dense_kernel_takes_it_and_elsewhere_auto_is_the_portable_one(
+def test_own_kernels_take_it_and_elsewhere_auto_is_the_portable_one(
     problem: Problem,
 ) -> None:
     own = OWN_KERNELS[problem.form]
@@ -236,6 +236,20 @@ def test_what_hopper_leaves_to_the_portable_kernel(more: dict[str, Any], says: s
     """Values begin with the window, where a copy of bits or of a page may not."""
     chosen = plan(replace(DENSE, **more), target="h200")
     assert chosen.backend == "portable" and says in " ".join(chosen.passed_over)
+
+
+def test_what_cdna4_leaves_to_the_portable_kernel() -> None:
+    """Windows of which few queries should be split, and bits beside FP8 keys."""
+    long = replace(LATENT, total_q=1, table_keys=1 << 20, window=4096)
+    assert plan(long, target="mi355x").backend == "cdna4"
+    assert plan(replace(long, window=4097), target="mi355x").backend == "portable"
+    assert plan(replace(long, window=4097, table_keys=4096), target="mi355x").backend == "cdna4"
+    e4m3 = dict.fromkeys(("q_dtype", "kv_dtype", "v_dtype", "rope_dtype"), "e4m3")
+    for masked, backend in ((False, "cdna4"), (True, "portable")):
+        for narrow in ({}, {"d_rope": 0, "rope": "none"}):
+            problem = replace(DENSE, **e4m3, **narrow, has_key_mask=masked)
+            assert plan(problem, target="mi355x").backend == backend
+    assert plan(replace(DENSE, has_key_mask=True), target="mi355x").backend == "cdna4"
 
 
 def test_splits_follow_the_keys_that_are_seen() -> None:

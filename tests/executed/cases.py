@@ -205,7 +205,36 @@ CASES: dict[str, dict[str, Case]] = {
         "dense 192+64->256 key mask": dense(
             40, 130, d_nope=192, d_v=256, key_mask="half", causal=False, heads=1, seed=21
         ),
+        "dense window": dense(0, 0, window=50, seed=33, **_RAGGED),
+        "dense window, key mask": dense(40, 200, window=70, key_mask="half", heads=1, seed=34),
+        "dense window, rope in pages": dense(
+            40, 300, window=130, rope="cache", kv="bf16", page_size=16, heads=1, seed=35
+        ),
+        "dense fp8 window": dense(100, 400, dtype="e4m3", window=129, heads=1, seed=36),
+        "dense fp8, v bf16, scales, window, fp32 out": dense(
+            40,
+            300,
+            **{"dtype": "e4m3", "side_dtype": "bf16", "rope_dtype": "e4m3"},
+            **{"q_scale": True, "k_scale": True, "out": "aligned", "fp32_out": True},
+            window=100,
+            heads=1,
+            seed=37,
+        ),
+        "dense 192+64->256 window": dense(
+            70, 200, d_nope=192, d_v=256, window=33, heads=1, seed=38
+        ),
+        "dense fp32 out": dense(100, 200, out="aligned", fp32_out=True, sink="mixed", seed=39),
         "sparse few of many": sparse("bf16", k_lens=(1000,), topk=70, seed=10),
+        "sparse fp32 out": sparse("bf16", out="aligned", fp32_out=True, seed=40),
+        "latent window": latent(
+            "bf16", q_lens=(3, 0, 9), k_lens=(170, 5, 300), window=65, page_size=16, seed=41
+        ),
+        "latent 656 window": latent(
+            "fp8_656", q_lens=(5,), k_lens=(300,), window=100, heads=20, seed=42
+        ),
+        "latent split, fp32 out": latent(
+            "bf16", q_lens=(1,), k_lens=(4200,), out="aligned", fp32_out=True, seed=43
+        ),
         "latent bf16": latent("bf16", seed=11),
         "latent ragged, sinks": latent(
             "bf16", q_lens=(3, 0, 9), k_lens=(70, 5, 129), sink="mixed", page_size=16, seed=12

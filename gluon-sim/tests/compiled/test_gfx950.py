@@ -30,6 +30,7 @@ def lanes(body: str, waves: int = 1) -> list[int]:
         ("v_subrev_u32_e32 v3, 9, v0\nv_ashrrev_i32_e32 v2, 1, v3", lambda i: (i - 9) >> 1),
         ("v_bfe_u32 v2, v0, 1, 3", lambda i: (i >> 1) & 7),
         ("v_bfe_i32 v2, v0, 1, 3", lambda i: ((i >> 1 & 7) ^ 4) - 4),
+        ("s_movk_i32 s40, 0xd\n s_bfe_i32 s40, s40, 0x30001\n v_mov_b32_e32 v2, s40", lambda i: -2),
         ("v_bitop3_b32 v2, v0, 7, 1 bitop3:0x6a", lambda i: (i & 7) ^ 1),
         ("v_bfrev_b32_e32 v3, v0\nv_bfrev_b32_e32 v2, v3", lambda i: i),
         ("s_mov_b32 s4, 0x04050607\nv_perm_b32 v2, v0, 0, s4", lambda i: i << 24),

@@ -42,6 +42,15 @@ def copy_rows(slot, ptr, stride, first, limit, COPY_LAYOUT: gl.constexpr, SWIZZL
 
 
 @gluon.jit
+def position(key, line):
+    """The position in its sequence of a key, by its number; line: TableLine."""
+    if line.origin is None:
+        return key
+    else:
+        return key + line.origin
+
+
+@gluon.jit
 def pages_of(line, first, limit, COPY_LAYOUT: gl.constexpr, PAGE: gl.constexpr):
     """The pages of rows first, first + 1, …, as the rows are copied; 0 at or past `limit`. `line`:
     TableLine.
@@ -52,7 +61,7 @@ def pages_of(line, first, limit, COPY_LAYOUT: gl.constexpr, PAGE: gl.constexpr):
     """
     keys = gl.arange(0, COPY_LAYOUT.shape[0], gl.SliceLayout(1, COPY_LAYOUT)) + first
     inside = keys < limit
-    entry = gl.minimum(keys // PAGE, line.entries - 1)
+    entry = gl.minimum(position(keys, line) // PAGE, line.entries - 1)
     return cdna4.buffer_load(line.ptr, entry, mask=inside)
 
 
@@ -65,6 +74,9 @@ def copy_paged_rows(slot, rope, pages, first, COPY_LAYOUT: gl.constexpr, PAGE: g
     columns = gl.arange(0, slot.shape[1], gl.SliceLayout(0, COPY_LAYOUT))
     # Pages may be anywhere in a cache of any size: 64-bit addresses.
     pages = cut(pages, rope.last_page).to(gl.int64)
-    row = pages * rope.page_stride + ((rows + first) % PAGE).to(gl.int64) * rope.row_stride
+    row = (
+        pages * rope.page_stride
+        + (position(rows + first, rope.line) % PAGE).to(gl.int64) * rope.row_stride
+    )
     pointers = (rope.ptr + row * PIECE)[:, None] + swizzled_source(rows, columns, PIECE)
     async_copy.global_load_to_shared(slot, pointers)

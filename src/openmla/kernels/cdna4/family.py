@@ -1,6 +1,7 @@
 """The CDNA4 family: Gluon kernels for gfx950: dense, latent, the indexer's scores."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -14,6 +15,7 @@ from openmla.modular.cdna4.config import MlaConfigV2
 from openmla.modular.cdna4.layout.dma import WAVE
 from openmla.modular.cdna4.prefill import LDS_BYTES
 from openmla.planning.family import Block, Family, Kernel, Pipeline
+from openmla.planning.latent_split import LatentSplit
 from openmla.planning.memory import Wanted, lay_out
 from openmla.planning.serves import (
     ALIGNED,
@@ -34,6 +36,7 @@ from openmla.problem import MAX_HEADS, ROPE_SOURCES, Problem
 
 # A latent cache row on CDNA4: rope begins at column 512, whatever the width before it.
 ROPE_OFFSET = 512
+_OUTPUTS = {**LONG_NAMES, "fp32": "float32"}
 
 # Dense.
 
@@ -50,7 +53,7 @@ def _shape(problem: Problem, kv_block: int) -> MlaConfigV2:
         cache_depth=ROPE_OFFSET + problem.d_rope,
         rope_cache_offset=ROPE_OFFSET,
         dtype=LONG_NAMES[problem.q_dtype],
-        output_dtype=LONG_NAMES[problem.out_dtype],
+        output_dtype=_OUTPUTS[problem.out_dtype],
     )
 
 
@@ -95,11 +98,12 @@ def _dense_block(block: DenseBlock, problem: Problem) -> Block:
 
 
 def _sparse(problem: Problem, target: Target) -> MlaSparse16:
+    narrow = replace(problem, fp32_out=False)
     return MlaSparse16(
         num_heads=problem.heads,
         latent=problem.d_nope,
         rope=problem.d_rope,
-        dtype=LONG_NAMES[problem.out_dtype],
+        dtype=LONG_NAMES[narrow.out_dtype],
         dequantized=problem.kv_dtype == "e4m3" or problem.kv_dtype in GLUON_CACHES,
         gather="pages" if problem.form == "latent" else "indices",
     )
@@ -127,8 +131,9 @@ _EVERY_DENSE = {
     "form": OneOf("dense"),
     "heads": Range(1, MAX_HEADS),
     "group": Range(1, MAX_HEADS),
+    "window": ANY,
     "page_size": Range(0, MOST_PAGE_ROWS),
-    **either("causal", "has_sink", "has_key_mask", "has_k_start", "wants_lse"),
+    **either("causal", "has_sink", "has_key_mask", "has_k_start", "wants_lse", "fp32_out"),
     **LENGTHS,
     "aligned_16": ALIGNED,
 }
@@ -137,7 +142,7 @@ _ROWS = {
     ("d_nope", "d_v"): OneOf((256, 256), (512, 512)),
     "d_rope": OneOf(0, ROPE_COLUMNS),
     "rope": OneOf("none", "shared"),
-    **either("causal", "has_sink", "wants_lse"),
+    **either("causal", "has_sink", "wants_lse", "fp32_out"),
     **LENGTHS,
     "aligned_16": ALIGNED,
 }
@@ -156,6 +161,7 @@ _LATENT = {
     **_ROWS,
     DTYPES: OneOf(*alike("bf16"), *_OVER_CACHES),
     "page_size": Range(1, MOST_PAGE_ROWS),
+    "window": ANY,
 }
 
 
@@ -200,6 +206,10 @@ _SCALED_AND_MASKED: Limit[Problem] = Limit(
     lambda p: not (p.has_key_mask and (p.has_q_scale or p.has_k_scale)),
     lambda p: "key_mask beside scales: there are no registers for both",
 )
+_WINDOWED_AND_MASKED: Limit[Problem] = Limit(
+    lambda p: not (p.has_key_mask and p.window),
+    lambda p: "key_mask beside a window and FP8 keys: there are no registers for both",
+)
 
 
 def _dense(
@@ -223,13 +233,24 @@ def _dense(
 def _rows_lines(config: MlaSparse16, problem: Problem) -> list[str]:
     if problem.form != "latent":
         return config.explain()
+    if problem.window:
+        return [*config.explain(), "keys of a window are not split"]
     return [*config.explain(), config.split.explain_mean(problem)]
 
 
-def _rows(name: str, served: dict[Any, Any]) -> Kernel:
+_LONG_WINDOW: Limit[Problem] = Limit(
+    lambda p: not p.window or not LatentSplit(p.heads, p.d_v).can_split(min(p.window, p.most_keys)),
+    lambda p: (
+        f"a window of {p.window} keys: the portable kernel splits those of few queries, this one "
+        "does not"
+    ),
+)
+
+
+def _rows(name: str, served: dict[Any, Any], *limits: Limit[Problem]) -> Kernel:
     return Kernel(
         name=name,
-        serves=Serves(served),
+        serves=Serves(served, limits),
         config=MlaSparse16,
         choose=_sparse,
         launcher="openmla.kernels.cdna4.sparse.launch",
@@ -249,10 +270,13 @@ CDNA4 = Family(
     },
     kernels=(
         _dense("dense", _DENSE_16, Dense16, _dense_16),
-        _dense("dense_fp8", _DENSE_FP8, DenseFP8, _dense_fp8),
-        _dense("dense_8", _DENSE_8, Dense8, _dense_8, _WIDE_VALUES, _SCALED_AND_MASKED),
+        _dense("dense_fp8", _DENSE_FP8, DenseFP8, _dense_fp8, _WINDOWED_AND_MASKED),
+        _dense(
+            *("dense_8", _DENSE_8, Dense8, _dense_8),
+            *(_WIDE_VALUES, _SCALED_AND_MASKED, _WINDOWED_AND_MASKED),
+        ),
         _rows("sparse", _SPARSE),
-        _rows("latent", _LATENT),
+        _rows("latent", _LATENT, _LONG_WINDOW),
         CDNA4_BACKWARD,
         *INDEX_KERNELS,
     ),

@@ -58,6 +58,12 @@ class WorkItem(NamedTuple):
     """Keys of the sequence."""
     seen: Any
     """Keys that the first query sees, if causal; may be negative."""
+    window: Any
+    """Keys that a query sees at most: those up to its own position that are nearest to it. None:
+    all of them."""
+    origin: Any
+    """With a window, how many keys of the sequence come before `key`: no query of the tile sees
+    them, and neither `keys` nor `seen` counts them."""
 
 
 class TableLine(NamedTuple):
@@ -65,3 +71,5 @@ class TableLine(NamedTuple):
 
     ptr: Any
     entries: Any
+    origin: Any
+    """Which key of the sequence is the first that is counted; None: its first."""

@@ -92,6 +92,8 @@ def work_item_of(program, tiles, sequences, BM: gl.constexpr):
         key=k_start,
         keys=k_len,
         seen=k_len - q_len + row + 1,
+        window=None,
+        origin=None,
     )
 
 
@@ -107,7 +109,41 @@ def with_bits(item, words):
         key=item.key,
         keys=keys,
         seen=item.seen,
+        window=None,
+        origin=None,
     )
+
+
+@gluon.jit
+def first_key(seen, window):
+    """The first key of a query that sees the last `window` of its first `seen` keys."""
+    return gl.maximum(gl.maximum(seen, 0) - window, 0)
+
+
+@gluon.jit
+def with_window(item, window):
+    """A WorkItem whose queries see their last `window` keys. Keys are counted from the first that
+    any of them sees, so those before are neither copied nor multiplied."""
+    origin = first_key(item.seen, window)
+    return WorkItem(
+        head=item.head,
+        sequence=item.sequence,
+        token=item.token,
+        rows=item.rows,
+        key=item.key + origin,
+        keys=item.keys - origin,
+        seen=item.seen - origin,
+        window=window,
+        origin=origin,
+    )
+
+
+@gluon.jit
+def blocks_entered(rows, seen, window, BM: gl.constexpr, KV: gl.constexpr):
+    """Blocks of KV keys in which the window of some row of a tile begins, and those before. Keys
+    are counted from `origin` of the WorkItem."""
+    last = first_key(seen + gl.minimum(rows, BM) - 1, window)
+    return (last + KV - 1) // KV
 
 
 @gluon.jit

@@ -84,6 +84,27 @@ STEPS: dict[str, tuple[Case, ...]] = {
         replace(_LATENT, dtype="e4m3", kv="fp8_token"),
         replace(_MANY, dtype="e4m3", d_rope=0, rope="none"),
     ),
+    "windows": (
+        replace(_MANY, window=128),
+        replace(_RAGGED, window=65, sink="mixed"),
+        replace(_MANY, window=50, key_mask="half"),
+        replace(_RAGGED, window=40, rope="cache", kv="bf16", page_size=16),
+        replace(_MANY, window=128, dtype="e4m3"),
+        replace(_WIDE, q_lens=(130,), k_lens=(200,), window=33),
+        replace(_LATENT, q_lens=(9, 3), k_lens=(300, 130), window=128),
+        replace(_LATENT, q_lens=(9, 3), k_lens=(300, 130), window=65, kv="fp8_656"),
+    ),
+    "fp32 outputs": tuple(
+        replace(case, out="aligned", fp32_out=True)
+        for case in (
+            _RAGGED,
+            replace(_MANY, dtype="e4m3"),
+            replace(_WIDE, q_lens=(130,), k_lens=(200,)),
+            _LISTS,
+            replace(_LATENT, q_lens=(3, 2), k_lens=(70, 130), kv="fp8_block64"),
+            replace(_LATENT, q_lens=(1, 1), k_lens=(4200, 70)),
+        )
+    ),
     "128 heads": (
         replace(_SPARSE, heads=128),
         replace(_LISTS, heads=128, sink="normal"),

@@ -118,7 +118,65 @@ SHARED = [
     "bf16 pages of 16, sink",
     "bf16 mask",
     "bf16 9 requests",
+    "bf16 window",
+    "fp8 window, scales",
 ]
+# Windows that begin inside a key block, at one and one key after one, of one key, and of all keys.
+WINDOWED = replace(BF16, heads=1, q_lens=(70, 300, 5), k_lens=(70, 500, 2), window=100)
+CASES |= {
+    "bf16 window": WINDOWED,
+    "bf16 window of 1, 3 heads over 1": replace(
+        BF16, heads=3, group=3, q_lens=(40,), k_lens=(300,), window=1
+    ),
+    "bf16 window of a tile, sink": replace(
+        WINDOWED, q_lens=(64, 3), k_lens=(257, 129), window=64, sink="normal"
+    ),
+    "bf16 window of all keys": replace(WINDOWED, q_lens=(40, 9), k_lens=(300, 3), window=2**31 - 1),
+    "bf16 window, pages of 16": replace(
+        BF16, q_lens=(33, 5), k_lens=(70, 300), window=50, rope="cache", kv="bf16", page_size=16
+    ),
+    "bf16 window, pages of 48": replace(
+        BF16, q_lens=(300,), k_lens=(700,), window=129, rope="cache", kv="bf16", page_size=48
+    ),
+    "bf16 window, mask": replace(MASKED, window=77),
+    "bf16 window, mask of few, sink": replace(MASKED, window=33, key_mask="few", sink="normal"),
+    "bf16 window, more queries than keys": replace(
+        WINDOWED, q_lens=(300, 0, 3, 64), k_lens=(50, 10, 0, 64), window=20
+    ),
+    "bf16 64+32→64, window": replace(
+        BF16, d_nope=64, d_rope=32, d_v=64, q_lens=(40,), k_lens=(500,), window=130
+    ),
+    "GLM-5 window": replace(
+        BF16, d_nope=192, d_v=256, heads=1, q_lens=(130, 5), k_lens=(330, 66), window=65
+    ),
+    "GLM-5 window, mask": replace(
+        MASKED, d_nope=192, d_v=256, q_lens=(130,), k_lens=(230,), window=45
+    ),
+    "fp8 window": replace(FP8, q_lens=(70, 33, 5), k_lens=(70, 600, 2), window=77),
+    "fp8 window, scales": replace(SCALED, window=33),
+    "fp8 window, values bf16": replace(VALUES_16, window=129, k_scale=True),
+    "fp8 GLM-5 window": replace(
+        FP8, d_nope=192, d_v=256, heads=1, q_lens=(130,), k_lens=(400,), window=100
+    ),
+}
+CASES |= {
+    "bf16 fp32 out": replace(BF16, out="aligned", fp32_out=True, heads=3),
+    "bf16 fp32 out, GLM-5, sink": replace(
+        BF16,
+        out="aligned",
+        fp32_out=True,
+        d_nope=192,
+        d_v=256,
+        heads=2,
+        q_lens=(33, 3),
+        k_lens=(130, 2),
+        sink="normal",
+    ),
+    "fp8 fp32 out, more queries than keys": replace(
+        FP8, out="given", fp32_out=True, q_lens=(40, 0, 3), k_lens=(33, 10, 0)
+    ),
+    "fp8 fp32 out, scales, window": replace(SCALED, out="aligned", fp32_out=True, window=65),
+}
 LIGHT = replace(FP8, heads=1, q_lens=(40,), k_lens=(300,), scale=1.0)
 # CI looks at the latest schedule; a changed kernel needs OPENMLA_SIM_SEEDS=20.
 SEEDS = int(os.environ.get("OPENMLA_SIM_SEEDS", "1"))
@@ -164,11 +222,28 @@ def test_keys_without_a_bit_are_not_seen() -> None:
     assert not differences(outcome, run(built)[0])
 
 
+@pytest.mark.parametrize("name", ["bf16 causal", "bf16 mask", "fp8 scales"])
+def test_a_window_of_all_keys_is_none(name: str) -> None:
+    plain = on(CASES[name])
+    windowed = replace(plain, operands=replace(plain.operands, window=300))
+    assert not differences(run(windowed)[0], run(plain)[0])
+
+
+@pytest.mark.parametrize("name", ["bf16 fp32 out", "fp8 fp32 out, scales, window"])
+def test_fp32_outputs_are_not_rounded(name: str) -> None:
+    wide, _ = run(on(CASES[name]))
+    narrow, _ = run(on(replace(CASES[name], fp32_out=False)))
+    assert torch.equal(wide.out.bfloat16(), narrow.out)
+    assert not torch.equal(wide.out, narrow.out.float())
+
+
 @pytest.mark.parametrize("name", SHARED)
 def test_sequences_that_share_keys(name: str) -> None:
+    # Keys before the windows of a case as it is built are not before those of others.
+    backgrounds = ("zero", "zero") if CASES[name].window else ("zero", "nan")
     for seed in (1, 2):
         outcomes = []
-        for background in ("zero", "nan"):
+        for background in backgrounds:
             built = with_shared_keys(on(CASES[name], background), seed)
             outcome, reports = run(built)
             assert findings(reports) == []

@@ -16,7 +16,7 @@ from openmla.lab.testing.case import Case
 from openmla.lab.testing.compare import judge
 from openmla.lab.testing.memory import Memory
 from openmla.lab.testing.memory.poison import differences
-from openmla.operands import SparseOperands
+from openmla.operands import LatentOperands, SparseOperands
 
 ROWS = Case(
     "sparse",
@@ -94,6 +94,34 @@ CASES |= {
         PAGES, d_nope=256, d_v=256, kv="fp8_token", topk=70, d_rope=0, rope="none"
     ),
 }
+WINDOWED = replace(LATENT, q_lens=(5, 0, 9), k_lens=(170, 9, 330), window=30)
+CASES |= {
+    "latent window": WINDOWED,
+    "latent window of 1": replace(WINDOWED, window=1, page_size=64),
+    "latent window of a block, pages of 7, sink": replace(
+        WINDOWED, window=64, page_size=7, sink="mixed"
+    ),
+    "latent window of all keys": replace(WINDOWED, window=2**31 - 1),
+    "latent window, many tokens": replace(
+        WINDOWED, heads=5, q_lens=(40, 9, 70), k_lens=(300, 3, 500), window=129
+    ),
+    "latent window, no rope, no lse": replace(
+        WINDOWED, d_rope=0, rope="none", return_lse=False, window=65
+    ),
+    "latent window, fp8_656": replace(WINDOWED, kv="fp8_656"),
+    "latent window, fp8_block32": replace(WINDOWED, kv="fp8_block32", page_size=48, window=60),
+    "latent window, fp8_token, e4m3 queries": replace(WINDOWED, dtype="e4m3", kv="fp8_token"),
+    "latent window, 256+64": replace(WINDOWED, d_nope=256, d_v=256),
+    "latent window, long table": replace(WINDOWED, heads=1, q_lens=(2,), k_lens=(4200,)),
+}
+CASES |= {
+    "fp32 out": replace(ROWS, out="aligned", fp32_out=True, topk=70),
+    "fp32 out, fp8_656": replace(PAGES, out="aligned", fp32_out=True, kv="fp8_656", topk=70),
+    "latent, fp32 out": replace(LATENT, out="aligned", fp32_out=True),
+    "latent, fp32 out, fp8_token, e4m3 queries": replace(
+        LATENT, out="given", fp32_out=True, dtype="e4m3", kv="fp8_token", window=65
+    ),
+}
 # CI looks at the latest schedule; a changed kernel needs OPENMLA_SIM_SEEDS=20.
 SEEDS = int(os.environ.get("OPENMLA_SIM_SEEDS", "1"))
 
@@ -128,6 +156,23 @@ def test_an_empty_pool_needs_no_kernel(kv: str) -> None:
     case = replace(ROWS, kv=kv, k_lens=(0,), spare=0, index_kind="invalid", sink="normal")
     outcome, reports = run(on(case))
     assert not reports and judge(on(case), outcome).ok
+
+
+def test_a_window_of_all_keys_is_none() -> None:
+    plain = on(LATENT)
+    windowed = replace(plain, operands=replace(plain.operands, window=144))
+    assert not differences(run(windowed)[0], run(plain)[0])
+
+
+def test_pages_before_every_window_may_be_anybodys() -> None:
+    """Their entries are not read: each may name any page, or none."""
+    built = on(replace(LATENT, q_lens=(2,), k_lens=(144,), window=20))
+    op = built.operands
+    assert isinstance(op, LatentOperands)
+    want, _ = run(built)
+    op.block_table[0, : (144 - 2 + 1 - 20) // 16] = -1
+    outcome, reports = run(built)
+    assert findings(reports) == [] and not differences(outcome, want)
 
 
 @pytest.mark.slow

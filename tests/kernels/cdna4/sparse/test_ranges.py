@@ -68,6 +68,9 @@ CASES = {
     "token, e4m3 queries": replace(
         SPLIT, dtype="e4m3", kv="fp8_token", q_lens=(1,), k_lens=(4200,), page_size=16
     ),
+    "fp32 out": replace(
+        SPLIT, q_lens=(1, 1), k_lens=(4200, 70), out="aligned", fp32_out=True, page_size=64
+    ),
     "groups": replace(SPLIT, q_lens=(1, 1, 1), k_lens=(4100, 9, 4300), spare=5),
 }
 ONE_AT_A_TIME = 4 * (512 + latent_split.STATE) * 300

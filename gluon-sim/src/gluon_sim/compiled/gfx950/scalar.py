@@ -27,6 +27,16 @@ def _shifted_sum(by: int) -> Callable[[int, int], Result]:
     return lambda a, b: (((a << by) + b) & MASK32, int((a << by) + b > MASK32))
 
 
+def _signed_field(a: int, at: int, size: int) -> int:
+    """Bits `at` … `at + size - 1` of `a`, the last of which is the sign; 0 of no bits.
+
+    >>> [_signed_field(0b0110, 1, size) for size in (0, 1, 2, 3)]
+    [0, -1, -1, 3]
+    """
+    field = (a >> at) & ((1 << size) - 1)
+    return field - (1 << size) if size and field >> (size - 1) else field
+
+
 TWO: dict[str, Callable[[int, int], Result]] = {
     "s_add_i32": lambda a, b: _overflow(signed(a) + signed(b)),
     "s_sub_i32": lambda a, b: _overflow(signed(a) - signed(b)),
@@ -43,6 +53,7 @@ TWO: dict[str, Callable[[int, int], Result]] = {
     "s_lshr_b32": lambda a, b: _nonzero(a >> (b & 31)),
     "s_ashr_i32": lambda a, b: _nonzero(signed(a) >> (b & 31)),
     "s_bfe_u32": lambda a, b: _nonzero((a >> (b & 31)) & ((1 << (b >> 16 & 0x7F)) - 1)),
+    "s_bfe_i32": lambda a, b: _nonzero(_signed_field(a, b & 31, b >> 16 & 0x7F)),
     "s_min_i32": lambda a, b: (min(signed(a), signed(b)) & MASK32, int(signed(a) < signed(b))),
     "s_max_i32": lambda a, b: (max(signed(a), signed(b)) & MASK32, int(signed(a) >= signed(b))),
     "s_min_u32": lambda a, b: (min(a, b), int(a < b)),

@@ -68,7 +68,13 @@ from openmla.kernels.cdna4.mma_op import (
 )
 from openmla.kernels.cdna4.records import Places, Queries, Sequences, TableLine, TokenRows
 from openmla.kernels.cdna4.softmax import finish, opaque_zero, signed_tiles, softmax
-from openmla.kernels.cdna4.tiles import key_blocks, with_bits, work_item_of
+from openmla.kernels.cdna4.tiles import (
+    blocks_entered,
+    key_blocks,
+    with_bits,
+    with_window,
+    work_item_of,
+)
 from openmla.kernels.gluon.compat import reinterpret
 from openmla.kernels.gluon.scores import MINUS_INF
 
@@ -236,8 +242,17 @@ def scores(q_frags, slots, row_scales, key_slot, BLOCK: gl.constexpr, LAYOUTS: g
 
 
 @gluon.jit
-def mask_tiles(tiles, seen, keys, CAUSAL: gl.constexpr, BLOCK: gl.constexpr, MMA: gl.constexpr):
-    """-inf where row r does not see a key: it sees those below min(seen + r, keys) if causal."""
+def mask_tiles(
+    tiles,
+    seen,
+    keys,
+    window,
+    CAUSAL: gl.constexpr,
+    BLOCK: gl.constexpr,
+    MMA: gl.constexpr,
+):
+    """-inf where row r does not see a key: it sees those below min(seen + r, keys) if causal, with
+    a window the last so many below seen + r."""
     SL: gl.constexpr = MMA.scores
     TILE: gl.constexpr = EDGE * BLOCK.across
     TILES: gl.constexpr = BLOCK.keys // TILE
@@ -247,9 +262,13 @@ def mask_tiles(tiles, seen, keys, CAUSAL: gl.constexpr, BLOCK: gl.constexpr, MMA
         last = gl.minimum(row + seen, keys)
     else:
         last = row * 0 + keys
+    if window is not None:
+        since = gl.maximum(row + seen, 0) - window
     done = ()
     for i in gl.static_range(TILES):
         here = (key + TILE * i)[None, :] < last[:, None]
+        if window is not None:
+            here = here & ((key + TILE * i)[None, :] >= since[:, None])
         done = done + (gl.where(here, tiles[i], MINUS_INF),)  # noqa: RUF005
     return done
 
@@ -273,23 +292,26 @@ def words_of(mask, first, BLOCK: gl.constexpr, MMA: gl.constexpr):
     row = gl.minimum(gl.arange(0, BLOCK.queries, gl.SliceLayout(1, MMA.scores)), mask.last_row)
     line = mask.ptr + row.to(gl.int64) * mask.row_stride
     words = ()
-    for i in gl.static_range(BLOCK.keys // EDGE):
+    for i in gl.static_range(BLOCK.keys // EDGE + (0 if mask.shift is None else 1)):
         number = gl.minimum(first // EDGE + i, mask.words - 1)
         words = words + (gl.load(line + number),)  # noqa: RUF005
     return words
 
 
 @gluon.jit
-def mask_bits(tiles, words, BLOCK: gl.constexpr, MMA: gl.constexpr):
-    """-inf where a query's bit of a key is not set; words: see words_of."""
+def mask_bits(tiles, words, shift, BLOCK: gl.constexpr, MMA: gl.constexpr):
+    """-inf where a query's bit of a key is not set; words: see words_of, shift: see MaskRows."""
     TILE: gl.constexpr = EDGE * BLOCK.across
+    MEETS: gl.constexpr = BLOCK.across + (0 if shift is None else 1)
     key = gl.arange(0, TILE, gl.SliceLayout(0, MMA.scores)) + opaque_zero()
+    if shift is not None:
+        key = key + shift
     done = ()
     for i in gl.static_range(BLOCK.keys // TILE):
         bits = words[i * BLOCK.across][:, None] >> (key % EDGE)[None, :]
-        if BLOCK.across > 1:
-            after = words[i * BLOCK.across + 1][:, None] >> (key % EDGE)[None, :]
-            bits = gl.where((key < EDGE)[None, :], bits, after)
+        for n in gl.static_range(1, MEETS):
+            after = words[i * BLOCK.across + n][:, None] >> (key % EDGE)[None, :]
+            bits = gl.where((key < n * EDGE)[None, :], bits, after)
         done = done + (gl.where((bits & 1) == 1, tiles[i], MINUS_INF),)  # noqa: RUF005
     return done
 
@@ -338,6 +360,8 @@ def walk(
     row_sum = gl.zeros([BM], gl.float32, gl.SliceLayout(1, MMA.scores))
     scales = sources.scales
     SCALED_KEYS: gl.constexpr = rings.scales is not None
+    if item.window is not None:
+        entered = blocks_entered(item.rows, item.seen, item.window, BM, KV)
     words = ()
     mask = sources.mask
     if mask.ptr is not None:
@@ -366,11 +390,14 @@ def walk(
         dma_V(rings.v.index((j + 1) % V_RING), sources.v, ahead, limit, V)
         if HOW.sign != 1:
             tiles = signed_tiles(tiles, TILES, HOW.sign)
-        if j >= whole:
-            seen = item.seen - j * KV
-            tiles = mask_tiles(tiles, seen, item.keys - j * KV, HOW.is_causal, BLOCK, MMA)
+        partly = j >= whole
+        if item.window is not None:
+            partly = partly | (j < entered)
+        if partly:
+            seen, left = item.seen - j * KV, item.keys - j * KV
+            tiles = mask_tiles(tiles, seen, left, item.window, HOW.is_causal, BLOCK, MMA)
         if mask.ptr is not None:
-            tiles = mask_bits(tiles, words, BLOCK, MMA)
+            tiles = mask_bits(tiles, words, mask.shift, BLOCK, MMA)
         words = words_ahead
         weights, shift, row_sum, rescale = softmax(tiles, shift, row_sum, factor, TILES, BIAS)
         rescales = gl.convert_layout(rescale, gl.SliceLayout(1, MMA.output))[:, None]
@@ -394,7 +421,7 @@ def walk(
 
 
 COUNTS = ["batch", "total_q", "total_k", "heads", "tiles", "table_stride", "last_page", "factor"]
-COUNTS += ["mask_stride", "words"]
+COUNTS += ["mask_stride", "words", "window"]
 # Vectors of 4-byte elements, read one by one: a slice of a tensor is as good as all.
 VECTORS = ["lse_ptr", "sink_ptr", "cu_q_ptr", "cu_k_ptr", "starts_ptr", "table_ptr", "mask_ptr"]
 VECTORS += ["q_scale_ptr", "k_scale_ptr"]
@@ -426,6 +453,7 @@ def dense_kernel(  # noqa: PLR0913
     last_page,
     mask_stride,
     words,
+    window,
     q_stride_t,
     q_stride_h,
     k_stride_t,
@@ -465,6 +493,8 @@ def dense_kernel(  # noqa: PLR0913
     item = work_item_of(gl.program_id(0), tiles, sequences, BM)
     if mask_ptr is not None:
         item = with_bits(item, words)
+    if window is not None:
+        item = with_window(item, window)
     if item.rows <= 0:
         return
     blocks, whole = key_blocks(item.rows, item.keys, item.seen, BM, KV, CAUSAL)
@@ -493,7 +523,7 @@ def dense_kernel(  # noqa: PLR0913
             row_stride=rope_stride_t,
             page_stride=rope_stride_page,
             last_page=last_page,
-            line=TableLine(ptr=line, entries=table_stride),
+            line=TableLine(ptr=line, entries=table_stride, origin=item.origin),
         )
     elif len(K) > ROPE_PART:
         rope_head = (item.head // GROUPS.rope).to(gl.int64)
@@ -501,7 +531,18 @@ def dense_kernel(  # noqa: PLR0913
         rope = HeadRows(at, rope_stride_t)
     if mask_ptr is not None:
         mask_ptr = mask_ptr + item.token.to(gl.int64) * mask_stride
-    mask = MaskRows(ptr=mask_ptr, row_stride=mask_stride, last_row=item.rows - 1, words=words)
+    shift = None
+    if window is not None and mask_ptr is not None:
+        mask_ptr = mask_ptr + item.origin // EDGE
+        words = words - item.origin // EDGE
+        shift = item.origin % EDGE
+    mask = MaskRows(
+        ptr=mask_ptr,
+        row_stride=mask_stride,
+        last_row=item.rows - 1,
+        words=words,
+        shift=shift,
+    )
     row_scales = None
     if q_scale_ptr is not None:
         place = gl.arange(0, BM, gl.SliceLayout(1, MMA.scores))

@@ -64,6 +64,7 @@ def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
         "mask_ptr": op.key_mask,
         "mask_stride": 0 if op.key_mask is None else op.key_mask.stride(0),
         "words": 0 if op.key_mask is None else op.key_mask.shape[1],
+        "window": op.window or None,
         "batch": batch,
         "total_q": op.q.shape[0],
         "total_k": op.k_nope.shape[0],

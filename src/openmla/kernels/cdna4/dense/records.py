@@ -76,6 +76,8 @@ class MaskRows(NamedTuple):
     """The number of its last query."""
     words: Any
     """Words of a query."""
+    shift: Any
+    """Which bit of its first word belongs to the first key of the WorkItem; None: the lowest."""
 
 
 class HeadRows(NamedTuple):

@@ -59,6 +59,16 @@ PROBLEMS = {
     "latent bf16 without rope, split": replace(_SPLIT, d_rope=0, rope="none"),
     f"latent {V32.name}, split": replace(_SPLIT, kv_dtype=V32.name),
     "latent fp8_block64, split": replace(_SPLIT, kv_dtype="fp8_block64", has_sink=True),
+    "latent bf16 window": replace(_LATENT, window=128),
+    "latent bf16 without rope, window": replace(_LATENT, d_rope=0, rope="none", window=128),
+    "latent 256+64 bf16 window": replace(_LATENT, d_nope=256, d_v=256, window=128),
+    f"latent {V32.name} window": replace(_LATENT, kv_dtype=V32.name, window=128),
+    "latent fp8_block64 window": replace(_LATENT, kv_dtype="fp8_block64", window=128),
+    "bf16 pages, fp32 out": replace(_V32, fp32_out=True),
+    f"{V32.name} pages, fp32 out": replace(_V32, kv_dtype=V32.name, fp32_out=True),
+    "latent bf16, fp32 out": replace(_LATENT, fp32_out=True),
+    "latent bf16, split, fp32 out": replace(_SPLIT, fp32_out=True),
+    "latent fp8_block64, split, fp32 out": replace(_SPLIT, kv_dtype="fp8_block64", fp32_out=True),
 }
 
 

@@ -75,7 +75,7 @@ from openmla.kernels.cdna4.sparse.rows import (
     fetch_block,
     numbers_of,
 )
-from openmla.kernels.cdna4.tiles import first_row, sequence_of, span
+from openmla.kernels.cdna4.tiles import first_key, first_row, sequence_of, span
 from openmla.kernels.gluon.compat import reinterpret
 from openmla.kernels.gluon.ranges.records import Parts
 from openmla.kernels.gluon.ranges.rule import ranges_of
@@ -103,6 +103,8 @@ def listed_work(program, lists, heads, BM: gl.constexpr):
         begin=0,
         keys=gl.maximum(count, 0),
         seen=None,
+        window=None,
+        origin=None,
         part_row=None,
     )
 
@@ -110,7 +112,8 @@ def listed_work(program, lists, heads, BM: gl.constexpr):
 @gluon.jit
 def paged_work(program, tables, heads, BM: gl.constexpr):
     """The RowsWork of program `program` over PageTables: BM rows of a sequence, with a range of its
-    keys or with all of them. Longer causal tiles run first."""
+    keys or with all of them. Longer causal tiles run first. With a window, keys are counted from
+    the first that any row sees."""
     SPLIT: gl.constexpr = tables.ranges is not None
     cu_ptr = tables.cu_ptr
     batch = tables.batch
@@ -145,6 +148,12 @@ def paged_work(program, tables, heads, BM: gl.constexpr):
         place = (sequence - tables.ranges.first_sequence) * tables.ranges.part_rows
         part_row = gl.where(has_range, place + part * rows + first, -1)
         here = gl.where(has_range == (parts > 1), rows - first, 0)
+    seen = keys - tokens + 1
+    origin = None
+    if tables.window is not None:
+        origin = first_key(seen + first // heads, tables.window)
+        stop = stop - origin
+        seen = seen - origin
     return RowsWork(
         token=start,
         first=first,
@@ -152,9 +161,17 @@ def paged_work(program, tables, heads, BM: gl.constexpr):
         list_ptr=line,
         begin=begin,
         keys=stop,
-        seen=keys - tokens + 1,
+        seen=seen,
+        window=tables.window,
+        origin=origin,
         part_row=part_row,
     )
+
+
+@gluon.jit
+def last_token(work, heads, BM: gl.constexpr):
+    """The token of the last row of RowsWork, counted from the first of its sequence."""
+    return (work.first + gl.minimum(work.here, BM) - 1) // heads
 
 
 @gluon.jit
@@ -163,11 +180,17 @@ def blocks_seen(work, heads, BM: gl.constexpr, KV: gl.constexpr, CAUSAL: gl.cons
     stop = work.keys
     whole = work.keys
     if CAUSAL:
-        last = (work.first + gl.minimum(work.here, BM) - 1) // heads
-        stop = gl.minimum(work.keys, work.seen + last)
+        stop = gl.minimum(work.keys, work.seen + last_token(work, heads, BM))
         whole = gl.minimum(work.keys, work.seen + work.first // heads)
     blocks = (gl.maximum(stop, 0) + KV - 1) // KV
     return blocks, gl.minimum(gl.maximum(whole, 0) // KV, blocks)
+
+
+@gluon.jit
+def blocks_entered(work, heads, BM: gl.constexpr, KV: gl.constexpr):
+    """Blocks of KV keys in which the window of some row of RowsWork begins, and those before."""
+    last = first_key(work.seen + last_token(work, heads, BM), work.window)
+    return (last + KV - 1) // KV
 
 
 @gluon.jit
@@ -265,15 +288,19 @@ def mask_paged(
         last = gl.minimum(last // heads + work.seen, work.keys)
     else:
         last = last * 0 + work.keys
+    if work.window is not None:
+        since = last - work.window
     done = ()
     for i in gl.static_range(TILES):
         here = (at + STRIP * i)[None, :] < last[:, None]
+        if work.window is not None:
+            here = here & ((at + STRIP * i)[None, :] >= since[:, None])
         done = done + (gl.where(here, tiles[i], MINUS_INF),)  # noqa: RUF005
     return done
 
 
 COUNTS = ["rows", "topk", "heads", "blocks", "batch", "total_q", "factor"]
-COUNTS += ["range_programs", "slots", "first_sequence", "part_rows"]
+COUNTS += ["range_programs", "slots", "first_sequence", "part_rows", "window"]
 # Vectors of 4-byte elements, read one by one: a slice of a tensor is as good as all.
 VECTORS = ["lse_ptr", "logits_ptr", "sink_ptr", "indices_ptr", "lengths_ptr", "cu_ptr", "scale_ptr"]
 VECTORS += ["part_state_ptr"]
@@ -305,6 +332,7 @@ def sparse_kernel(  # noqa: PLR0913
     slots,
     first_sequence,
     part_rows,
+    window,
     q_stride_t,
     q_stride_h,
     latent_stride_page,
@@ -333,7 +361,8 @@ def sparse_kernel(  # noqa: PLR0913
     """One tile of rows of scores. BLOCK: RowsBlock. DTYPE: what is multiplied. WIDENED: rows pass
     through registers. PAGED: `indices` are a block table, `topk` the keys that a line of it has
     room for, `lengths` the keys of sequences, `blocks` all tiles; else `indices` are lists, `topk`
-    their length, `lengths` how much of each counts (or None), `blocks` the blocks per token. With a
+    their length, `lengths` how much of each counts (or None), `blocks` the blocks per token. With
+    `window` a token sees the last so many keys up to its own, and keys are not split. With a
     workspace of partial results, the first `range_programs` have ranges of the keys of sequences,
     `slots` of each (RangePrograms). PAGE: rows per page, 0 if pages lie end to end. SCALE_BLOCK:
     columns per scale, 0 without scales. LAYOUTS: RowsLayouts. Strides of rows, q and out count
@@ -367,6 +396,7 @@ def sparse_kernel(  # noqa: PLR0913
             batch=batch,
             total_q=total_q,
             tiles=blocks,
+            window=window,
             ranges=ranges,
         )
         work = paged_work(gl.program_id(0), tables, heads, BM)
@@ -382,7 +412,14 @@ def sparse_kernel(  # noqa: PLR0913
         )
         work = listed_work(gl.program_id(0), lists, heads, BM)
     visits, whole = blocks_seen(work, heads, BM, KV, CAUSAL)
-    source = RowSource(ptr=work.list_ptr, places=gl.minimum(work.keys, visits * KV), rows=rows)
+    if window is not None:
+        entered = blocks_entered(work, heads, BM, KV)
+    source = RowSource(
+        ptr=work.list_ptr,
+        places=gl.minimum(work.keys, visits * KV),
+        rows=rows,
+        origin=work.origin,
+    )
     latent_ring = gl.allocate_shared_memory(DTYPE, [SLOTS, KV, D_V], LAYOUTS.latent.write)
     rope_ring = None
     if BLOCK.rope > 0:
@@ -428,7 +465,10 @@ def sparse_kernel(  # noqa: PLR0913
         if SIGN != 1:
             tiles = signed_tiles(tiles, TILES, SIGN)
         if PAGED:
-            if j >= whole:
+            partly = j >= whole
+            if window is not None:
+                partly = partly | (j < entered)
+            if partly:
                 tiles = mask_paged(tiles, j * KV, work, heads, CAUSAL, BLOCK, MMA)
         else:
             tiles = mask_listed(tiles, numbers, j * KV, source, TILES, MMA, HOW)

@@ -26,6 +26,8 @@ ROPE_COLUMNS = 64
 #: Rows whose weights pass from the waves of the scores to those of the output at once.
 STRIP_ROWS = 32
 _DTYPES = ("bfloat16", "float16")
+_WHOLE = RangeSpace(group=1, rows=0, merged=0, ranges=1)
+"""Room for partial results where no keys are split."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,8 @@ class MlaSparse16(Limited):
         """The launches that a problem takes."""
         if self.gather != "pages":
             return RowsVariant(None, 0)
+        if problem.window:
+            return RowsVariant(_WHOLE, 0)
         space = range_space(self.split, problem)
         slots = self.split.slots(problem.most_keys, self.BM) if space.rows else 0
         return RowsVariant(space, slots)

@@ -65,6 +65,8 @@ class RowSource(NamedTuple):
     count."""
     rows: Any
     """Rows in the pool."""
+    origin: Any
+    """The position in its sequence of the key that is place 0; None: places are positions."""
 
 
 class Slot(NamedTuple):
@@ -119,6 +121,9 @@ class PageTables(NamedTuple):
     total_q: Any
     tiles: Any
     """Tiles of all sequences."""
+    window: Any
+    """Keys that a token sees at most: those up to its own position that are nearest to it. None:
+    all of them."""
     ranges: Any
     """`RangePrograms` where keys of sequences may be split; else None."""
 
@@ -152,6 +157,11 @@ class RowsWork(NamedTuple):
     """Places of the list, or keys of the sequence: those before the end of a range."""
     seen: Any
     """Keys that the sequence's first token sees, if causal; may be negative. Unused for lists."""
+    window: Any
+    """See PageTables; None for lists."""
+    origin: Any
+    """With a window, how many keys of the sequence come before the first that some row sees:
+    neither `keys` nor `seen` counts them. Else None."""
     part_row: Any
     """Where partial results of a range begin, in rows; -1: the tile has all keys of its sequence.
     Unused for lists."""

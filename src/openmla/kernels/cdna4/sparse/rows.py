@@ -37,6 +37,15 @@ def whole_rows(columns):
 
 
 @gluon.jit
+def position(at, source):
+    """The position in its sequence of the key at place `at`."""
+    if source.origin is None:
+        return at
+    else:
+        return at + source.origin
+
+
+@gluon.jit
 def numbers_of(source, first, KV: gl.constexpr, HOW: gl.constexpr):
     """Numbers of places first, first + 1, …, one per lane of a wave; 0 past the last, which are not
     read.
@@ -46,7 +55,9 @@ def numbers_of(source, first, KV: gl.constexpr, HOW: gl.constexpr):
     """
     at = gl.arange(0, KV, LANES) + first
     if HOW.is_paged:
-        return cdna4.buffer_load(source.ptr, at // HOW.page_size, mask=at < source.places)
+        return cdna4.buffer_load(
+            source.ptr, position(at, source) // HOW.page_size, mask=at < source.places
+        )
     else:
         return cdna4.buffer_load(source.ptr, at, mask=at < source.places)
 
@@ -77,7 +88,8 @@ def row_offset(number, at, source, rows, HOW: gl.constexpr):
     PAGE: gl.constexpr = HOW.page_size
     if HOW.is_paged:
         page = cut(number, source.rows // PAGE - 1).to(gl.int64)
-        return page * rows.page_stride + (at % PAGE).to(gl.int64) * rows.row_stride
+        start = page * rows.page_stride
+        return start + (position(at, source) % PAGE).to(gl.int64) * rows.row_stride
     else:
         safe = cut(number, source.rows - 1)
         if PAGE > 0:

@@ -33,7 +33,7 @@ from openmla.kernels.gluon.scores import MINUS_INF, normalize
 
 WARPS = gl.constexpr(4)
 MOST_SLOTS = gl.constexpr(16)
-VECTOR = gl.constexpr(8)  # elements of 16 bytes: strides of out come in this unit
+PIECE_BITS = gl.constexpr(128)  # strides of out come in this unit
 
 
 @gluon.constexpr_function
@@ -133,8 +133,9 @@ def write_merged(
     inverse = gl.convert_layout(gl.where(empty, 0.0, inverse), OL)[:, None]
     result = gl.where(inverse == 0.0, 0.0, acc * inverse).to(out.base.dtype.element_ty)
     token = (request.first_token + row // heads).to(gl.int64)
-    here = token * (out.token_stride.to(gl.int64) * VECTOR)
-    here += head * (out.head_stride.to(gl.int64) * VECTOR)
+    PIECE: gl.constexpr = PIECE_BITS // out.base.dtype.element_ty.primitive_bitwidth
+    here = token * (out.token_stride.to(gl.int64) * PIECE)
+    here += head * (out.head_stride.to(gl.int64) * PIECE)
     column = gl.arange(0, COLUMNS, gl.SliceLayout(0, acc.type.layout)) + first_column
     here = gl.convert_layout(here, OL)[:, None] + column[None, :]
     gl.store(out.base + here, result, mask=gl.convert_layout(row < request.rows, OL)[:, None])

@@ -14,7 +14,6 @@ from typing import Any
 
 from openmla.formats import BF16, FORMATS
 from openmla.lab.testing.case import Case
-from openmla.lab.testing.draw import window_of
 from openmla.planning import TARGETS
 from openmla.planning.registry import families_of
 from openmla.problem import CACHE_FORMATS
@@ -25,6 +24,8 @@ ARBITRARY = 0.4
 """Share of cases with arbitrary widths."""
 UNSERVED = 0.04
 """Share of cases with a feature that the family does not have."""
+NEWER, NOT_YET = 0.3, 0.02
+"""Shares of cases with a window, grouped heads or fp32 out, where a family has them and not."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,9 @@ class Menu:
     """Keys of requests that are split."""
     mixed: bool = False
     """Whether e4m3 queries go with V of 16 bits and with scales; otherwise with e4m3 values."""
-    windows: bool = False
-    """Whether there are sliding windows."""
+    window: bool = False
+    group: bool = False
+    fp32_out: bool = False
 
 
 # What is drawn from, as far as a family serves it; what stands twice is drawn twice as often.
@@ -102,7 +104,9 @@ def menu_of(target: str, form: str) -> Menu:
         pages=served("page_size", *_PAGES),
         per_token_scales=bool(served("has_q_scale", True)),
         mixed=any(s.takes("q_dtype", "e4m3") and s.takes("v_dtype", "bf16") for s in serves),
-        windows=bool(served("window", 128)),
+        window=bool(served("window", 100)),
+        group=bool(served("group", 2)),
+        fp32_out=bool(served("fp32_out", True)),
         **dict(zip(("query_tiles", "key_tiles", "long_keys"), _TILES[target][form], strict=False)),
     )
 
@@ -130,10 +134,26 @@ def simulated_case(target: str, seed: int) -> Case:
     if form == "sparse":
         fields |= _lists(rng, fields)
     fields = _options(rng, menu) | fields
-    fields |= window_of(seed, fields) if menu.windows else {}
     if fields["values"] == "exact":
         fields["scale"] = 0.25  # products of small integers and this are exact
-    return _cut(Case(**fields))
+    return _with_newer_options(_cut(Case(**fields)), target, menu)
+
+
+def _with_newer_options(case: Case, target: str, menu: Menu) -> Case:
+    """Windows, grouped heads and fp32 out, by numbers of their own: cases without them stay what
+    they were. A window ends at an edge of tiles or of the keys."""
+    rng = random.Random(f"newer options {target} {case.seed}")
+    longest = max(case.k_lens, default=1) or 1
+    edges = [1, 2, longest - 1, longest, rng.randint(1, longest)]
+    edges += [tile + more for tile in menu.key_tiles for more in (-1, 0, 1)]
+    if case.causal and case.form != "sparse" and rng.random() < (NEWER if menu.window else NOT_YET):
+        case = replace(case, window=max(rng.choice(edges), 1))
+    divisors = [n for n in range(2, case.heads + 1) if case.heads % n == 0]
+    if case.form == "dense" and divisors and rng.random() < (NEWER if menu.group else NOT_YET):
+        case = replace(case, group=rng.choice(divisors))
+    if rng.random() < (NEWER if menu.fp32_out else NOT_YET):
+        case = replace(case, out="aligned", fp32_out=case.dtype != "fp32")
+    return case
 
 
 def tiles(case: Case) -> int:

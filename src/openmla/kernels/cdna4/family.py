@@ -5,6 +5,7 @@ from itertools import product
 from typing import Any
 
 from openmla.arithmetic import Limit
+from openmla.formats import V4
 from openmla.kernels.cdna4.chip import FIRST_TRITON, LANE_REGISTERS
 from openmla.kernels.cdna4.dense.plan import Dense8, Dense16, DenseBlock, DenseFP8
 from openmla.kernels.cdna4.indexer.plan import INDEX_KERNELS
@@ -22,8 +23,11 @@ from openmla.planning.serves import (
     LENGTHS,
     LONG_NAMES,
     MOST_PAGE_ROWS,
+    SECOND,
+    YES_OR_NO,
     OneOf,
     Range,
+    Second,
     Serves,
     alike,
     either,
@@ -93,14 +97,23 @@ def _dense_block(block: DenseBlock, problem: Problem) -> Block:
 # Sparse.
 
 
+def _gathered(problem: Problem) -> str:
+    if problem.form == "latent":
+        return "pages"
+    return "sources" if problem.span or problem.second is not None else "indices"
+
+
 def _sparse(problem: Problem, target: Target) -> MlaSparse16:
     return MlaSparse16(
         num_heads=problem.heads,
         latent=problem.d_nope,
         rope=problem.d_rope,
         dtype=LONG_NAMES[problem.out_dtype],
-        dequantized=problem.kv_dtype == "e4m3" or problem.kv_dtype in GLUON_CACHES,
-        gather="pages" if problem.form == "latent" else "indices",
+        dequantized=any(
+            source.kv_dtype == "e4m3" or source.kv_dtype in (*GLUON_CACHES, V4.name)
+            for source in problem.sources
+        ),
+        gather=_gathered(problem),
     )
 
 
@@ -142,10 +155,11 @@ _ROWS = {
 }
 # Queries in e4m3 are bf16 in registers, exactly.
 _OVER_CACHES = tuple((q, name, name, name) for q in ("bf16", "e4m3") for name in GLUON_CACHES)
+_V4_ROWS = ("bf16", *[V4.name] * 3)
 _SPARSE = {
     "form": OneOf("sparse"),
     **_ROWS,
-    DTYPES: OneOf(*alike("bf16", "fp16", "e4m3"), *_OVER_CACHES),
+    DTYPES: OneOf(*alike("bf16", "fp16", "e4m3"), *_OVER_CACHES, _V4_ROWS),
     "page_size": Range(0, MOST_PAGE_ROWS),
     "topk": ANY,
     **either("has_topk_lengths", "wants_max_logits"),
@@ -153,9 +167,27 @@ _SPARSE = {
 _LATENT = {
     "form": OneOf("latent"),
     **_ROWS,
-    DTYPES: OneOf(*alike("bf16"), *_OVER_CACHES),
+    DTYPES: OneOf(*alike("bf16"), *_OVER_CACHES, _V4_ROWS),
     "page_size": Range(1, MOST_PAGE_ROWS),
 }
+_SOURCES = {
+    **_SPARSE,
+    "d_rope": OneOf(0),
+    ("d_nope", "d_v"): OneOf((512, 512)),
+    DTYPES: OneOf(*alike("bf16"), _V4_ROWS),
+    "span": YES_OR_NO,
+    "second": Second(
+        {
+            **SECOND,
+            "kv_dtype": OneOf("bf16", V4.name),
+            "page_size": Range(0, MOST_PAGE_ROWS),
+        }
+    ),
+}
+_SEVERAL: Limit[Problem] = Limit(
+    lambda p: p.span or p.second is not None,
+    lambda p: "one list of rows: kernel sparse serves it",
+)
 
 
 _WIDTHS = ("d_nope", "d_rope", "d_v")
@@ -225,10 +257,10 @@ def _rows_lines(config: MlaSparse16, problem: Problem) -> list[str]:
     return [*config.explain(), config.split.explain_mean(problem)]
 
 
-def _rows(name: str, served: dict[Any, Any]) -> Kernel:
+def _rows(name: str, served: dict[Any, Any], *limits: Limit[Problem]) -> Kernel:
     return Kernel(
         name=name,
-        serves=Serves(served),
+        serves=Serves(served, limits),
         config=MlaSparse16,
         choose=_sparse,
         launcher="openmla.kernels.cdna4.sparse.launch",
@@ -251,6 +283,7 @@ CDNA4 = Family(
         _dense("dense_fp8", _DENSE_FP8, DenseFP8, _dense_fp8),
         _dense("dense_8", _DENSE_8, Dense8, _dense_8, _WIDE_VALUES, _SCALED_AND_MASKED),
         _rows("sparse", _SPARSE),
+        _rows("attend", _SOURCES, _SEVERAL),
         _rows("latent", _LATENT),
         *INDEX_KERNELS,
     ),

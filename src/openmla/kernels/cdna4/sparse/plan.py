@@ -55,7 +55,8 @@ class MlaSparse16(Limited):
     dequantized: bool = False
     """Whether rows are dequantized from FP8."""
     gather: str = "indices"
-    """Where rows come from: the "indices" of a token's list, or a sequence's "pages"."""
+    """Where rows come from: the "indices" of a token's list, a sequence's "pages", or one or two
+    "sources", each a list or a span."""
     BM: int = 64
     """Heads of one block."""
     B_TOPK: int = 64
@@ -113,7 +114,7 @@ class MlaSparse16(Limited):
     def explain(self) -> list[str]:
         """How the LDS is filled, and whether the block can run."""
         slot = self.latent_slot
-        listed = self.gather == "indices"
+        listed = self.gather != "pages"
         lines = [
             f"block: 1 token × {self.BM} heads ({self.row_blocks} blocks per token), "
             if listed

@@ -1,6 +1,6 @@
 """The CDNA4 family: Gluon kernels for gfx950: dense, latent, the indexer's scores."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import product
 from typing import Any
 
@@ -170,6 +170,11 @@ _LATENT = {
     DTYPES: OneOf(*alike("bf16"), *_OVER_CACHES, _V4_ROWS),
     "page_size": Range(1, MOST_PAGE_ROWS),
 }
+_ONE_LIST: Mapping[Any, Any] = {
+    ("span", "second"): OneOf(
+        (False, None), why=f"kernel attend has spans and second sources, of bf16 and {V4.name} rows"
+    )
+}
 _SOURCES = {
     **_SPARSE,
     "d_rope": OneOf(0),
@@ -282,7 +287,7 @@ CDNA4 = Family(
         _dense("dense", _DENSE_16, Dense16, _dense_16),
         _dense("dense_fp8", _DENSE_FP8, DenseFP8, _dense_fp8),
         _dense("dense_8", _DENSE_8, Dense8, _dense_8, _WIDE_VALUES, _SCALED_AND_MASKED),
-        _rows("sparse", _SPARSE),
+        _rows("sparse", {**_SPARSE, **_ONE_LIST}),
         _rows("attend", _SOURCES, _SEVERAL),
         _rows("latent", _LATENT),
         *INDEX_KERNELS,

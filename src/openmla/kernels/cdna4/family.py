@@ -1,4 +1,4 @@
-"""The CDNA4 family: Gluon kernels for gfx950: dense, latent, the indexer's scores."""
+"""The CDNA4 family: Gluon kernels for gfx950: dense, latent and sparse rows, the indexer."""
 
 from collections.abc import Callable, Mapping
 from itertools import product

@@ -1,6 +1,7 @@
 """What the CDNA4 kernel over latent rows is compiled for without a GPU."""
 
 from dataclasses import replace
+from typing import Any
 
 from openmla.formats import V4, V32
 from openmla.kernels.call import Call
@@ -32,7 +33,7 @@ _SPLIT = replace(
     **{"total_q": 32, "batch": 32, "table_keys": 32768},
 )
 _LATENT = replace(_SPLIT, total_q=4096, batch=1, table_keys=SHORT)
-_V4 = {"d_rope": 0, "rope": "none", "kv_dtype": V4.name}
+_V4: dict[str, Any] = {"d_rope": 0, "rope": "none", "kv_dtype": V4.name}
 _WINDOW = replace(
     *(_ROWS,),
     **{**_V4, "span": True, "topk": 0, "has_topk_lengths": False, "page_size": 64},

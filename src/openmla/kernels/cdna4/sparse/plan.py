@@ -114,12 +114,11 @@ class MlaSparse16(Limited):
     def explain(self) -> list[str]:
         """How the LDS is filled, and whether the block can run."""
         slot = self.latent_slot
-        listed = self.gather != "pages"
+        tile = f"{self.BM} rows of scores, {self.num_heads} per token"
+        if self.gather != "pages":
+            tile = f"1 token × {self.BM} heads ({self.row_blocks} blocks per token)"
         lines = [
-            f"block: 1 token × {self.BM} heads ({self.row_blocks} blocks per token), "
-            if listed
-            else f"block: {self.BM} rows of scores, {self.num_heads} per token, "
-            f"{self.B_TOPK} rows at a time, {self.num_warps} waves, {self.dtype}",
+            f"block: {tile}, {self.B_TOPK} rows at a time, {self.num_warps} waves, {self.dtype}",
             "Q: in registers",
             f"rows: {self.num_kv_stages} slots × ({slot.rows} × {slot.slot_bytes // slot.rows} B "
             f"+ rope {ROPE_COLUMNS * 2 if self.rope else 0} B + index 4 B) = {self.smem_used} of "
@@ -128,6 +127,8 @@ class MlaSparse16(Limited):
             if self.dequantized
             else "rows: as stored",
         ]
+        if self.gather == "sources":
+            lines.append("sources: one after the other in one softmax, each with its own pages")
         verdict = self.why_unsupported()
         return [*lines, f"unsupported: {verdict}"] if verdict else lines
 

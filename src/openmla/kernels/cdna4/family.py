@@ -170,6 +170,10 @@ _LATENT = {
     DTYPES: OneOf(*alike("bf16"), *_OVER_CACHES, _V4_ROWS),
     "page_size": Range(1, MOST_PAGE_ROWS),
 }
+_V4_WIDTHS: Limit[Problem] = Limit(
+    lambda p: p.kv_dtype != V4.name or (p.d_nope, p.d_rope) == (512, 0),
+    lambda p: f"kv_dtype {V4.name} with {p.d_nope} + {p.d_rope} columns: its rows are 512 + 0",
+)
 _ONE_LIST: Mapping[Any, Any] = {
     ("span", "second"): OneOf(
         (False, None), why=f"kernel attend has spans and second sources, of bf16 and {V4.name} rows"
@@ -287,9 +291,9 @@ CDNA4 = Family(
         _dense("dense", _DENSE_16, Dense16, _dense_16),
         _dense("dense_fp8", _DENSE_FP8, DenseFP8, _dense_fp8),
         _dense("dense_8", _DENSE_8, Dense8, _dense_8, _WIDE_VALUES, _SCALED_AND_MASKED),
-        _rows("sparse", {**_SPARSE, **_ONE_LIST}),
+        _rows("sparse", {**_SPARSE, **_ONE_LIST}, _V4_WIDTHS),
         _rows("attend", _SOURCES, _SEVERAL),
-        _rows("latent", _LATENT),
+        _rows("latent", _LATENT, _V4_WIDTHS),
         *INDEX_KERNELS,
     ),
 )

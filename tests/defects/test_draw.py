@@ -32,10 +32,8 @@ from defects.harmless import HARMLESS, Harmless, reason
 
 PACKAGE = ROOT / "src" / "openmla"
 LEAST = 30
-FEWER = {
-    ("gluon.dequantize", "synchronization"),
-}
-"""Kernels that order little: one copy waits for another, or one launch for the one before."""
+FEWER = {("gluon.dequantize", "synchronization")}
+"""Kernels that order little: one launch waits for the one before."""
 OF_EACH = 6
 """Changes of each operator that are made."""
 TOY = '''"""A module of 2 + 2 numbers."""

@@ -253,6 +253,12 @@ CASES: dict[str, dict[str, Case]] = {
         "latent 656 split, 20 heads": latent(
             "fp8_656", heads=20, q_lens=(1,), k_lens=(4100,), page_size=16, seed=28
         ),
+        "sparse 584": sparse("fp8_584", d_rope=0, rope="none", q_lens=(2,), seed=33),
+        "latent 584, 20 heads": latent(
+            *("fp8_584",),
+            **{"d_rope": 0, "rope": "none", "heads": 20, "q_lens": (4, 2), "k_lens": (9, 70)},
+            seed=34,
+        ),
     },
 }
 _EXACT = {"values": "exact", "scale": 0.25, "seed": 21}

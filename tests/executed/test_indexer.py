@@ -20,8 +20,13 @@ from openmla.lab.testing.indexer import score_problems
 from openmla.planning import plan
 
 CHIPS = {"h200": "hopper", "b200": "blackwell", "mi355x": "cdna4"}
-SMALL = {"warps": 2, "chunk_vectors": 2, "list_vectors": 4, "long_rows": True, "sm_count": 1}
-"""Rows of more than 1024 scores are long ones."""
+SMALL = {"warps": 2, "long_rows": True, "sm_count": 1}
+VECTORS = {
+    "h200": {"chunk_vectors": 2, "list_vectors": 4},
+    "b200": {"chunk_vectors": 2, "list_vectors": 4},
+    "mi355x": {"chunk_vectors": 1, "list_vectors": 2},
+}
+"""Of a small block: rows of more than 1024 scores are long ones."""
 
 
 def selection(kind: str, width: int, topk: int, **how: Any) -> SelectOperands:
@@ -41,7 +46,8 @@ def results_of(op: SelectOperands) -> SelectResults:
 def check_selection(op: SelectOperands, chip: str, schedules: int, **changes: Any) -> None:
     got, want = results_of(op), results_of(op)
     chosen = plan(op.problem(got), chip, CHIPS[chip])
-    chosen = replace(chosen, config=replace(chosen.config, **changes))
+    if changes:
+        chosen = replace(chosen, config=replace(chosen.config, **VECTORS[chip], **changes))
     windows = (op.windows.starts, op.windows.ends, op.windows.sequences)
     inputs = [op.scores, *windows, *([] if op.block_table is None else [op.block_table])]
     names = ("out", "counts", "mask")
@@ -73,7 +79,7 @@ def check_scores(op: ScoresOperands, chip: str, schedules: int) -> None:
 
 
 WRITTEN = ("out_ptr", "counter_ptr")
-each_chip = pytest.mark.parametrize("chip", ["h200", "b200"])
+each_chip = pytest.mark.parametrize("chip", CHIPS)
 TABLE = torch.randperm(2 * 150, generator=torch.Generator().manual_seed(1)).int().view(2, -1)
 LISTS = {
     "short rows": (selection("random", 700, 90), {}),
@@ -87,8 +93,15 @@ LISTS = {
 @each_chip
 @pytest.mark.parametrize("name", LISTS)
 def test_selection(chip: str, name: str) -> None:
+    skip_without(chip)
     op, changes = LISTS[name]
     check_selection(op, chip, len(SCHEDULES), **changes)
+
+
+def skip_without(chip: str) -> None:
+    """CDNA4 needs a newer Triton."""
+    if chip == "mi355x" and triton_version() < (3, 9):
+        pytest.skip("CDNA4 is executed with Triton 3.9")
 
 
 SCORES = {
@@ -98,11 +111,10 @@ SCORES = {
 
 
 @pytest.mark.executed
-@pytest.mark.parametrize("chip", CHIPS)
+@each_chip
 @pytest.mark.parametrize("name", SCORES)
 def test_scores(chip: str, name: str) -> None:
-    if chip == "mi355x" and triton_version() < (3, 9):
-        pytest.skip("CDNA4 is executed with Triton 3.9")
+    skip_without(chip)
     check_scores(SCORES[name], chip, len(SCHEDULES))
 
 

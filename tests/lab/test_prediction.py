@@ -23,7 +23,7 @@ from openmla.lab.prediction import (
 )
 from openmla.planning import plan
 from openmla.planning.models import problem_for_model
-from openmla.problem import Problem
+from openmla.problem import Problem, RowSource
 
 ROOT = Path(__file__).parents[2]
 V3 = problem_for_model("deepseek-v3", tokens=8192)
@@ -115,6 +115,14 @@ def test_work_items_of_an_mi355x() -> None:
     small = replace(LATENT, total_q=3, total_k=130)
     assert sorted(_work_of_waves(plan(small, "mi355x"))) == [2, 2, 3, 3, 3, 3]
     assert _work_of_waves(plan(replace(SPARSE, total_q=1, topk=65), "mi355x")) == [2, 2]
+
+
+@pytest.mark.parametrize("chip", ["h200", "b200", "mi355x"])
+@pytest.mark.parametrize("second", [None, RowSource(page_size=2, topk=512, total_k=1024)])
+def test_spans_and_second_sources_have_none(chip: str, second: RowSource | None) -> None:
+    pages = {"page_size": 64, "span": True, "table_keys": 4096, "total_k": 4096}
+    window = Problem("sparse", 64, 512, 0, 512, rope="none", total_q=64, **pages, second=second)
+    assert predict(plan(window, chip)) is None
 
 
 def test_other_chips_have_none() -> None:

@@ -139,6 +139,80 @@ def lanes(body: str, waves: int = 1) -> list[int]:
         ),
         ("v_med3_i32 v2, v0, 7, 40", lambda i: min(max(i, 7), 40)),
         ("v_mov_b32_e32 v3, -3\nv_med3_i32 v2, v3, v0, 5", lambda i: min(i, 5)),
+        ("v_subrev_u32_e32 v3, 9, v0\nv_min3_i32 v2, v3, v0, 5", lambda i: min(i - 9, 5)),
+        ("v_subrev_u32_e32 v3, 9, v0\nv_max3_i32 v2, v3, 7, 40", lambda i: max(i - 9, 40)),
+        ("v_sub_u32_e64 v2, v0, 5 clamp", lambda i: max(i - 5, 0)),
+        (
+            "v_subrev_u32_e32 v3, 9, v0\nv_add_u32_e64 v2, v3, 5 clamp",
+            lambda i: i - 4 if i > 8 else -1 if i > 3 else i - 4,
+        ),
+        ("v_bcnt_u32_b32 v2, v0, 3", lambda i: i.bit_count() + 3),
+        ("v_mbcnt_lo_u32_b32 v3, -1, 0\nv_mbcnt_hi_u32_b32 v2, -1, v3", lambda i: i),
+        (
+            "v_mbcnt_lo_u32_b32 v3, 5, 0\nv_mbcnt_hi_u32_b32 v2, 3, v3",
+            lambda i: (i > 0) + (i > 2) + (i > 32) + (i > 33),
+        ),
+        (
+            "v_mov_b32_e32 v3, -1\nv_add_co_u32_e32 v4, vcc, v3, v0\nv_mov_b32_e32 v5, 0\nv_addc_co_u32_e32 v2, vcc, 7, v5, vcc",
+            lambda i: 7 + (i > 0),
+        ),
+        (
+            "v_mov_b32_e32 v5, 0\nv_sub_co_u32_e64 v3, s[4:5], v0, 9\nv_subb_co_u32_e64 v2, s[4:5], v5, 0, s[4:5]",
+            lambda i: -1 if i < 9 else 0,
+        ),
+        (
+            "v_mov_b32_dpp v2, v0 row_shr:2 row_mask:0xf bank_mask:0xf bound_ctrl:1",
+            lambda i: i - 2 if i % 16 > 1 else 0,
+        ),
+        (
+            "v_mov_b32_e32 v2, 7\nv_mov_b32_dpp v2, v0 row_shr:2 row_mask:0xf bank_mask:0xf",
+            lambda i: i - 2 if i % 16 > 1 else 7,
+        ),
+        (
+            "v_mov_b32_e32 v2, 7\nv_mov_b32_dpp v2, v0 wave_shl:1 row_mask:0xf bank_mask:0xf",
+            lambda i: i + 1 if i < 63 else 7,
+        ),
+        (
+            "v_mov_b32_e32 v2, v0\nv_add_u32_dpp v2, v2, v2 row_shr:4 row_mask:0xf bank_mask:0xe",
+            lambda i: 2 * i - 4 if i % 16 > 3 else i,
+        ),
+        (
+            "v_lshlrev_b32_e32 v3, 2, v0\nv_add_u32_e32 v3, 4, v3\nds_permute_b32 v2, v3, v0\ns_waitcnt lgkmcnt(0)",
+            lambda i: (i - 1) % 64,
+        ),
+        (
+            "v_mov_b32_e32 v3, 20\nds_permute_b32 v2, v3, v0\ns_waitcnt lgkmcnt(0)",
+            lambda i: 63 if i == 5 else 0,
+        ),
+        (
+            "v_mov_b32_e32 v1, 1\nv_mov_b32_e32 v4, 9\nv_mov_b32_e32 v5, 1\nv_cmp_eq_u64_e32 vcc, v[0:1], v[4:5]\nv_cndmask_b32_e64 v2, 0, 1, vcc",
+            lambda i: int(i == 9),
+        ),
+        (
+            "v_subrev_u32_e32 v4, 9, v0\nv_ashrrev_i32_e32 v5, 31, v4\nv_mov_b32_e32 v6, 3\nv_mov_b32_e32 v7, 0\nv_cmp_lt_i64_e32 vcc, v[4:5], v[6:7]\nv_cndmask_b32_e64 v2, 0, 1, vcc",
+            lambda i: int(i - 9 < 3),
+        ),
+        (
+            "v_lshlrev_b32_e32 v3, 8, v0\nv_mov_b32_e32 v4, 9\nv_cmp_gt_u32_sdwa vcc, v3, v4 src0_sel:BYTE_1 src1_sel:DWORD\nv_cndmask_b32_e64 v2, 0, 1, vcc",
+            lambda i: int(i > 9),
+        ),
+        (
+            "s_brev_b32 s4, 3\ns_bitset0_b32 s4, 31\ns_bitset1_b32 s4, 0\nv_mov_b32_e32 v2, s4",
+            lambda i: 0x40000001,
+        ),
+        (
+            "s_movk_i32 s4, 5\ns_bitcmp1_b32 s4, 2\ns_cselect_b32 s5, 7, 8\nv_mov_b32_e32 v2, s5",
+            lambda i: 7,
+        ),
+        (
+            "s_movk_i32 s4, 5\ns_bitcmp0_b32 s4, 2\ns_cselect_b32 s5, 7, 8\nv_mov_b32_e32 v2, s5",
+            lambda i: 8,
+        ),
+        ("v_cmp_gt_u32_e32 vcc, 7, v0\ns_bcnt1_i32_b64 s4, vcc\nv_mov_b32_e32 v2, s4", lambda i: 7),
+        (
+            "v_subrev_u32_e32 v3, 9, v0\nv_cvt_f32_i32_e32 v3, v3\nv_mul_f32_e32 v3, 0.5, v3\nv_cvt_i32_f32_e32 v2, v3",
+            lambda i: int((i - 9) / 2),
+        ),
     ],
 )
 def test_integers(body, expected):
@@ -151,6 +225,7 @@ def test_integers(body, expected):
         ("v_cvt_f32_u32_e32 v2, v0", lambda x: x),
         ("v_cvt_f32_u32_e32 v3, v0\nv_fma_f32 v2, -v3, 0.5, |v3|", lambda x: x / 2),
         ("v_cvt_f32_u32_e32 v3, v0\nv_exp_f32_e32 v2, v3", lambda x: 2.0**x),
+        ("v_cvt_f32_u32_e32 v3, v0\nv_mul_f32_e32 v3, v3, v3\nv_sqrt_f32_e32 v2, v3", lambda x: x),
         ("v_cvt_f32_u32_e32 v3, v0\nv_max3_f32 v2, v3, 1.0, 4.0", lambda x: max(x, 4)),
         (
             "v_cvt_f32_u32_e32 v4, v0\nv_mov_b32_e32 v5, 1.0\nv_pk_add_f32 v[6:7], v[4:5], v[4:5] op_sel:[0,1]\nv_mov_b32_e32 v2, v6",
@@ -233,6 +308,19 @@ def test_a_write_to_lds_takes_its_data_when_it_is_issued(schedule):
 
 HANDOVER = """v_lshlrev_b32_e32 v1, 2, v0\nds_write_b32 v1, v0\ns_waitcnt lgkmcnt(0)\n{}
 v_xor_b32_e32 v3, 0x100, v1\nds_read_b32 v2, v3\ns_waitcnt lgkmcnt(0)\nglobal_store_dword v1, v2, s[2:3]"""
+
+
+def test_atomics_of_lanes_and_waves_add_up():
+    body = (
+        "v_lshlrev_b32_e64 v3, v0, 1\nv_and_b32_e32 v1, 0x40, v0\nglobal_atomic_or v1, v3, s[2:3]"
+    )
+    out = torch.zeros(32, dtype=torch.int32)
+    run_gfx950(
+        gfx950(f"{body}\nv_mov_b32_e32 v3, 1\nglobal_atomic_add v1, v3, s[2:3] offset:4"),
+        out,
+        waves=2,
+    ).raise_if_bad()
+    assert out[[0, 1, 16, 17]].tolist() == [-1, 64, -1, 64]
 
 
 def test_waves_meet_at_a_barrier():

@@ -257,8 +257,8 @@ DEFECTS = [
     Defect(
         "an index after the list counts",
         "sparse.rows",
-        "(at < source.places) & (number >= 0)",
-        "(at < source.places + 1) & (number >= 0)",
+        "(at < source.places) & (number >= 0) & (number < source.rows)",
+        "(at < source.places + 1) & (number >= 0) & (number < source.rows)",
         "sparse row_max-65",
     ),
     Defect(

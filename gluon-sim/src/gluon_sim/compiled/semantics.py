@@ -114,10 +114,20 @@ TABLE: tuple[Semantics, ...] = (
         "CDNA4 ISA; tinygrad's emulator",
     ),
     Semantics(
-        "dpp row_shr, row_bcast, row_ror, row_half_mirror, quad_perm",
-        "another lane's first operand, 0 where there is none; rows "
-        "of 16 lanes that the masks leave out keep what they had",
+        "dpp row_shr, row_bcast, wave_shl, row_ror, row_half_mirror, quad_perm",
+        "another lane's first operand; where there is none 0 with bound_ctrl, else nothing is "
+        "written; rows of 16 lanes that the masks leave out keep what they had",
         "CDNA4 ISA",
+    ),
+    Semantics(
+        "ds_permute_b32",
+        "the value of the last lane that names a lane, 0 where none does",
+        "CDNA4 ISA; Triton",
+    ),
+    Semantics(
+        "gfx950 global atomics",
+        "lane by lane; plain stores of the same workgroup before a barrier come first",
+        "LLVM's memory model of a workgroup that is not split over CUs",
     ),
     Semantics(
         "v_mfma 16x16, 32x32",

@@ -1,11 +1,12 @@
-"""The CDNA4 family: Gluon kernels for gfx950: dense, latent, the indexer's scores."""
+"""The CDNA4 family: Gluon kernels for gfx950: dense, latent and sparse rows, the indexer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import product
 from typing import Any
 
 from openmla.arithmetic import Limit
+from openmla.formats import V4
 from openmla.kernels.cdna4.backward.plan import CDNA4_BACKWARD
 from openmla.kernels.cdna4.chip import FIRST_TRITON, LANE_REGISTERS
 from openmla.kernels.cdna4.dense.plan import Dense8, Dense16, DenseBlock, DenseFP8
@@ -25,8 +26,11 @@ from openmla.planning.serves import (
     LENGTHS,
     LONG_NAMES,
     MOST_PAGE_ROWS,
+    SECOND,
+    YES_OR_NO,
     OneOf,
     Range,
+    Second,
     Serves,
     alike,
     either,
@@ -97,6 +101,12 @@ def _dense_block(block: DenseBlock, problem: Problem) -> Block:
 # Sparse.
 
 
+def _gathered(problem: Problem) -> str:
+    if problem.form == "latent":
+        return "pages"
+    return "sources" if problem.span or problem.second is not None else "indices"
+
+
 def _sparse(problem: Problem, target: Target) -> MlaSparse16:
     narrow = replace(problem, fp32_out=False)
     return MlaSparse16(
@@ -104,8 +114,11 @@ def _sparse(problem: Problem, target: Target) -> MlaSparse16:
         latent=problem.d_nope,
         rope=problem.d_rope,
         dtype=LONG_NAMES[narrow.out_dtype],
-        dequantized=problem.kv_dtype == "e4m3" or problem.kv_dtype in GLUON_CACHES,
-        gather="pages" if problem.form == "latent" else "indices",
+        dequantized=any(
+            source.kv_dtype == "e4m3" or source.kv_dtype in (*GLUON_CACHES, V4.name)
+            for source in problem.sources
+        ),
+        gather=_gathered(problem),
     )
 
 
@@ -148,10 +161,11 @@ _ROWS = {
 }
 # Queries in e4m3 are bf16 in registers, exactly.
 _OVER_CACHES = tuple((q, name, name, name) for q in ("bf16", "e4m3") for name in GLUON_CACHES)
+_V4_ROWS = ("bf16", *[V4.name] * 3)
 _SPARSE = {
     "form": OneOf("sparse"),
     **_ROWS,
-    DTYPES: OneOf(*alike("bf16", "fp16", "e4m3"), *_OVER_CACHES),
+    DTYPES: OneOf(*alike("bf16", "fp16", "e4m3"), *_OVER_CACHES, _V4_ROWS),
     "page_size": Range(0, MOST_PAGE_ROWS),
     "topk": ANY,
     **either("has_topk_lengths", "wants_max_logits"),
@@ -159,10 +173,38 @@ _SPARSE = {
 _LATENT = {
     "form": OneOf("latent"),
     **_ROWS,
-    DTYPES: OneOf(*alike("bf16"), *_OVER_CACHES),
+    DTYPES: OneOf(*alike("bf16"), *_OVER_CACHES, _V4_ROWS),
     "page_size": Range(1, MOST_PAGE_ROWS),
     "window": ANY,
 }
+_V4_WIDTHS: Limit[Problem] = Limit(
+    lambda p: p.kv_dtype != V4.name or (p.d_nope, p.d_rope) == (512, 0),
+    lambda p: f"kv_dtype {V4.name} with {p.d_nope} + {p.d_rope} columns: its rows are 512 + 0",
+)
+_ONE_LIST: Mapping[Any, Any] = {
+    ("span", "second"): OneOf(
+        (False, None), why=f"kernel attend has spans and second sources, of bf16 and {V4.name} rows"
+    )
+}
+_SOURCES = {
+    **_SPARSE,
+    "fp32_out": OneOf(False),
+    "d_rope": OneOf(0),
+    ("d_nope", "d_v"): OneOf((512, 512)),
+    DTYPES: OneOf(*alike("bf16"), _V4_ROWS),
+    "span": YES_OR_NO,
+    "second": Second(
+        {
+            **SECOND,
+            "kv_dtype": OneOf("bf16", V4.name),
+            "page_size": Range(0, MOST_PAGE_ROWS),
+        }
+    ),
+}
+_SEVERAL: Limit[Problem] = Limit(
+    lambda p: p.span or p.second is not None,
+    lambda p: "one list of rows: kernel sparse serves it",
+)
 
 
 _WIDTHS = ("d_nope", "d_rope", "d_v")
@@ -275,8 +317,9 @@ CDNA4 = Family(
             *("dense_8", _DENSE_8, Dense8, _dense_8),
             *(_WIDE_VALUES, _SCALED_AND_MASKED, _WINDOWED_AND_MASKED),
         ),
-        _rows("sparse", _SPARSE),
-        _rows("latent", _LATENT, _LONG_WINDOW),
+        _rows("sparse", {**_SPARSE, **_ONE_LIST}, _V4_WIDTHS),
+        _rows("attend", _SOURCES, _SEVERAL),
+        _rows("latent", _LATENT, _V4_WIDTHS, _LONG_WINDOW),
         CDNA4_BACKWARD,
         *INDEX_KERNELS,
     ),

@@ -122,6 +122,13 @@ CASES |= {
         LATENT, out="given", fp32_out=True, dtype="e4m3", kv="fp8_token", window=65
     ),
 }
+V4 = {"kv": "fp8_584", "d_rope": 0, "rope": "none"}
+CASES |= {
+    "fp8_584": replace(PAGES, **V4),
+    "fp8_584, pages of 2, sink": replace(PAGES, **V4, page_size=2, topk=70, sink="mixed"),
+    "latent fp8_584": replace(LATENT, **V4),
+    "latent fp8_584, full, sink": replace(LATENT, **V4, causal=False, page_size=64, sink="mixed"),
+}
 # CI looks at the latest schedule; a changed kernel needs OPENMLA_SIM_SEEDS=20.
 SEEDS = int(os.environ.get("OPENMLA_SIM_SEEDS", "1"))
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import openmla.kernels.blackwell as blackwell
+import openmla.kernels.cdna4 as cdna4
 import openmla.kernels.hopper as hopper
 from gluon_sim import Kind, Limits, intercept
 from indexer.score_cases import UNWRITTEN, among_many, paged, pair
@@ -29,9 +30,9 @@ from openmla.kernels.hopper.indexer import launch as hopper_launcher
 from openmla.lab.testing.indexer import score_problems
 from openmla.planning import plan
 
-PACKAGES = {"hopper": hopper, "blackwell": blackwell}
+PACKAGES = {"hopper": hopper, "blackwell": blackwell, "cdna4": cdna4}
 LAUNCHERS = {"hopper": hopper_launcher, "blackwell": blackwell_launcher}
-TARGETS = {"hopper": "h200", "blackwell": "b200"}
+TARGETS = {"hopper": "h200", "blackwell": "b200", "cdna4": "mi355x"}
 LIMITS = Limits(steps=60_000)
 # Ten blocks of 128 keys in one work item, through a ring of four.
 SCORES = {
@@ -47,6 +48,7 @@ SCORES = {
 LISTS: dict[str, SelectOperands] = {
     "short rows": operands("random", 4000, 900),
     "equal scores": operands("equal", 4000, 1500),
+    "long rows": operands("ascending", 10000, 300),
 }
 
 
@@ -57,7 +59,8 @@ class IndexDefect(SparseDefect):
     family: str = "hopper"
 
 
-SCORE, WORK, TILE = "indexer.scores", "indexer_work", "select.tile"
+SCORE, WORK = "indexer.scores", "indexer_work"
+TILE, SELECT = "select.tile", "select.kernel"
 DECODE = "indexer.decode_scores"
 WAIT_FREE = "        mbarrier.wait(bars.k_empty.index(stage), ((it // ST) & 1) ^ 1)\n"
 RELEASE = (
@@ -71,7 +74,7 @@ FINISH = (
     "place, whole, seen, CFG.queries)\n"
 )
 RELEASE_BLOCK = "            mbarrier.arrive(bars.k_empty.index(stage), count=1)\n"
-WIDE = "gl.int64 if R > 4 else gl.int32"
+WIDE = "gl.int64 if R * BITS > 32 else gl.int32"
 DEFECTS = [
     IndexDefect("keys are overwritten while they are read", Kind.RACE, WORK, WAIT_FREE, "", "long"),
     IndexDefect(
@@ -251,9 +254,63 @@ DEFECTS = [
         "a warp's count of 128 has a sign",
         None,
         TILE,
-        "sums = ((of_warp[:, None] >> shift) & 255)",
-        "sums = ((of_warp[:, None] >> shift) & 127)",
+        "sums = ((of_warp[:, None] >> shift) & ONES)",
+        "sums = ((of_warp[:, None] >> shift) & (ONES >> 1))",
         "equal scores",
+    ),
+    IndexDefect(
+        "a warp's count of 256 takes 8 bits",
+        None,
+        TILE,
+        "8 if LANES == 32 else 16",
+        "8",
+        "equal scores",
+        "cdna4",
+    ),
+    IndexDefect(
+        "counts of ties in 64 lanes are packed into 32 bits",
+        None,
+        TILE,
+        WIDE,
+        "gl.int32",
+        "equal scores",
+        "cdna4",
+    ),
+    IndexDefect(
+        "a chunk is read while it is copied to LDS",
+        Kind.RACE,
+        SELECT,
+        "lds_copy.wait_group(IN_FLIGHT)",
+        "lds_copy.wait_group(IN_FLIGHT + 1)",
+        "long rows",
+        "cdna4",
+    ),
+    IndexDefect(
+        "a chunk is copied to the slot of the next",
+        Kind.UNWRITTEN,
+        SELECT,
+        "slot = ring.index(c % CFG.stages)",
+        "slot = ring.index((c + 1) % CFG.stages)",
+        "long rows",
+        "cdna4",
+    ),
+    IndexDefect(
+        "copies to LDS go on past the scores",
+        Kind.BOUNDS,
+        SELECT,
+        "gl.minimum(number + c * tile_vectors(CFG, R), (end - 1) // VECTOR)",
+        "number + c * tile_vectors(CFG, R)",
+        "long rows",
+        "cdna4",
+    ),
+    IndexDefect(
+        "copies to LDS end 100 vectors early",
+        None,
+        SELECT,
+        "(end - 1) // VECTOR)",
+        "(end - 1) // VECTOR - 100)",
+        "long rows",
+        "cdna4",
     ),
 ]
 
@@ -279,11 +336,11 @@ def scores_of(
 
 
 def selection_of(
-    launch: ModuleType, op: SelectOperands, schedule: str, seed: int
+    launch: ModuleType, family: str, op: SelectOperands, schedule: str, seed: int
 ) -> tuple[set[Kind], bool]:
     got, want = results_of(op), results_of(op)
-    chosen = plan(op.problem(got), "h200", "hopper")
-    assert chosen.config.list_vectors == 8
+    chosen = plan(op.problem(got), TARGETS[family], family)
+    assert chosen.config.list_vectors * chosen.config.lanes == 8 * 32
     with intercept(limits=LIMITS, schedule=schedule, seed=seed) as reports:
         for call in launch.calls(chosen, op, got):
             call.run()
@@ -299,7 +356,7 @@ def run(
     """What the simulator found, and whether the numbers are right."""
     if case in SCORES:
         return scores_of(launch, family, SCORES[case], schedule, seed)
-    return selection_of(launch, LISTS[case], schedule, seed)
+    return selection_of(launch, family, LISTS[case], schedule, seed)
 
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)
@@ -312,7 +369,7 @@ def test_defect_is_found(defect: IndexDefect, tmp_path: Path) -> None:
 
 
 @pytest.mark.seeded
-@pytest.mark.parametrize("family", PACKAGES)
+@pytest.mark.parametrize("family", LAUNCHERS)
 def test_a_defect_of_the_page_stride_is_found(family: str, tmp_path: Path) -> None:
     """No second page is read, but a GPU refuses the descriptor."""
     edit = once(
@@ -325,7 +382,12 @@ def test_a_defect_of_the_page_stride_is_found(family: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("family", "name"), [*[("hopper", name) for name in (*SCORES, *LISTS)], ("blackwell", "long")]
+    ("family", "name"),
+    [
+        *[("hopper", name) for name in (*SCORES, *LISTS)],
+        ("blackwell", "long"),
+        *[("cdna4", name) for name in LISTS],
+    ],
 )
 def test_the_kernel_itself_is_clean_and_right(family: str, name: str) -> None:
     for schedule, seed in RUNS[:3]:

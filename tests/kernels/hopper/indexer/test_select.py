@@ -24,11 +24,15 @@ SMALL = {
     "max_registers": 255,
 }
 """Rows of 513 scores are long ones; two blocks do all rows."""
+HALVES = {"chunk_vectors": 1, "list_vectors": 2}
+"""Vectors of a thread where a warp has 64: as many scores as with 32."""
+on_both = pytest.mark.parametrize("chip", ["h200", "mi355x"])
 
 
-def plan_of(op: SelectOperands, results: SelectResults, **changes: Any) -> Plan:
-    chosen = plan(op.problem(results), "h200", "hopper")
-    return replace(chosen, config=replace(chosen.config, **SMALL | changes))
+def plan_of(op: SelectOperands, results: SelectResults, chip: str = "h200", **changes: Any) -> Plan:
+    chosen = plan(op.problem(results), chip)
+    small = SMALL | HALVES if chip == "mi355x" else SMALL
+    return replace(chosen, config=replace(chosen.config, **small | changes))
 
 
 def results_of(op: SelectOperands) -> SelectResults:
@@ -38,12 +42,12 @@ def results_of(op: SelectOperands) -> SelectResults:
 
 
 def problems_of(
-    op: SelectOperands, changes: dict[str, Any] | None = None, **options: Any
+    op: SelectOperands, changes: dict[str, Any] | None = None, chip: str = "h200", **options: Any
 ) -> list[str]:
     """What the kernel writes besides what the definition writes."""
     got, want = results_of(op), results_of(op)
     with intercept(limits=Limits(load_alignment=16), **options) as reports:
-        for call in calls(plan_of(op, got, **changes or {}), op, got):
+        for call in calls(plan_of(op, got, chip, **changes or {}), op, got):
             call.run()
     reference.write_selection(op, want, reference.select(op))
     found = [str(report) for report in reports if not report.ok]
@@ -62,11 +66,12 @@ def operands(kind: str, width: int, topk: int, **how: Any) -> SelectOperands:
     return SelectOperands(scores, topk, Windows(starts, ends, lines), **how)
 
 
+@on_both
 @pytest.mark.parametrize("width", [512, 1500])
 @pytest.mark.parametrize("kind", cases.KINDS)
-def test_selection_is_the_definition(kind: str, width: int) -> None:
+def test_selection_is_the_definition(kind: str, width: int, chip: str) -> None:
     topk = {"random": 1, "coarse": 256, "equal": 255}.get(kind, 100)
-    assert problems_of(operands(kind, width, topk)) == []
+    assert problems_of(operands(kind, width, topk), chip=chip) == []
 
 
 @pytest.mark.parametrize("kind", ["random", "coarse", "ascending"])
@@ -77,23 +82,34 @@ def test_several_warps(kind: str, shape: tuple[int, int, int]) -> None:
     assert problems_of(operands(kind, 3000, 200), changes) == []
 
 
+@pytest.mark.parametrize("kind", ["random", "coarse", "equal"])
+@pytest.mark.parametrize("shape", [(2, 1, 2), (2, 2, 4)])
+def test_several_warps_of_64_lanes(kind: str, shape: tuple[int, int, int]) -> None:
+    """Four vectors in a thread, of up to 256 hits in a warp each, take a word of 64 bits."""
+    changes = dict(zip(("warps", "chunk_vectors", "list_vectors"), shape, strict=True))
+    assert problems_of(operands(kind, 5000, 200), changes, "mi355x") == []
+
+
+@on_both
 @pytest.mark.parametrize("schedule", ["early", "late", "random"])
-def test_every_schedule(schedule: str) -> None:
-    assert problems_of(operands("random", 1500, 200), schedule=schedule, seed=4) == []
+def test_every_schedule(schedule: str, chip: str) -> None:
+    assert problems_of(operands("random", 1500, 200), None, chip, schedule=schedule, seed=4) == []
 
 
-def test_a_sample_that_sees_nothing_of_the_large_scores() -> None:
+@on_both
+def test_a_sample_that_sees_nothing_of_the_large_scores(chip: str) -> None:
     """Then too few pass the pivot, and the row is walked again."""
     op = operands("random", 2048, 100)
     step = 2048 // 128  # of 128 vectors
     sampled = torch.arange(2048) % step < 4
     op.scores[:, sampled] = 5 + op.scores[:, sampled].abs()  # it sees only these, and all of them
-    assert problems_of(op) == []
+    assert problems_of(op, chip=chip) == []
     op.scores[:, sampled] = -5 - op.scores[:, sampled].abs()
-    assert problems_of(op) == []
+    assert problems_of(op, chip=chip) == []
 
 
-def test_what_lies_behind_a_row_is_not_counted() -> None:
+@on_both
+def test_what_lies_behind_a_row_is_not_counted(chip: str) -> None:
     """The sample sees all of the large scores, so that too few pass the pivot. Scores are negative,
     and the last chunk ends with zeros."""
     width = 1900
@@ -103,15 +119,16 @@ def test_what_lies_behind_a_row_is_not_counted() -> None:
     sampled = (4 * vectors[:, None] + torch.arange(4)).flatten()
     op.scores.abs_().neg_().sub_(50)
     op.scores[:, sampled] += 49
-    assert problems_of(op) == []
+    assert problems_of(op, chip=chip) == []
 
 
+@on_both
 @pytest.mark.parametrize("width", [512, 1500])
-def test_how_positions_are_written(width: int) -> None:
-    assert problems_of(operands("coarse", width, 90, add_starts=True)) == []
+def test_how_positions_are_written(width: int, chip: str) -> None:
+    assert problems_of(operands("coarse", width, 90, add_starts=True), chip=chip) == []
     table = torch.randperm(2 * -(-width // 10)).int().view(2, -1)
     paged = {"block_table": table, "page_size": 10}
-    assert problems_of(operands("coarse", width, 90, **paged)) == []
+    assert problems_of(operands("coarse", width, 90, **paged), chip=chip) == []
 
 
 @pytest.mark.parametrize("width", [512, 1500])
@@ -144,19 +161,20 @@ def test_rows_shorter_than_topk_are_not_read() -> None:
     assert problems_of(short) == []
 
 
-def test_a_row_does_not_see_its_neighbors() -> None:
+@on_both
+def test_a_row_does_not_see_its_neighbors(chip: str) -> None:
     op = operands("half zeros", 1500, 100)
     together = results_of(op)
     alone = results_of(op)
     with intercept():
-        for call in calls(plan_of(op, together), op, together):
+        for call in calls(plan_of(op, together, chip), op, together):
             call.run()
         for row in range(5):
             part = replace(
                 op, scores=op.scores[row : row + 1], windows=op.windows.part(row, row + 1)
             )
             result = alone.part(row, row + 1)
-            for call in calls(plan_of(part, result), part, result):
+            for call in calls(plan_of(part, result, chip), part, result):
                 call.run()
     assert torch.equal(together.out, alone.out) and torch.equal(together.mask, alone.mask)
 
@@ -169,7 +187,7 @@ def test_a_row_does_not_see_its_neighbors() -> None:
         ({"aligned_16": False}, "16"),
     ],
 )
-@pytest.mark.parametrize("chip", ["h200", "b200"])
+@pytest.mark.parametrize("chip", ["h200", "b200", "mi355x"])
 def test_what_it_does_not_serve_is_portable(chip: str, change: dict, reason: str) -> None:
     op = operands("random", 512, 100)
     problem = replace(op.problem(results_of(op)), **change)

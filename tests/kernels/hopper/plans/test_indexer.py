@@ -9,7 +9,9 @@ from openmla.kernels.gluon.select.plan import GluonSelectConfig
 from openmla.planning import plan
 
 
-@pytest.mark.parametrize(("chip", "family"), [("h200", "hopper"), ("b200", "blackwell")])
+@pytest.mark.parametrize(
+    ("chip", "family"), [("h200", "hopper"), ("b200", "blackwell"), ("mi355x", "cdna4")]
+)
 @pytest.mark.parametrize("topk", [1, 2048, 2049, 4096])
 @pytest.mark.parametrize("width", [1, 8192, 8193, 131072])
 def test_rows_fit_the_registers_or_go_through_chunks(
@@ -21,6 +23,16 @@ def test_rows_fit_the_registers_or_go_through_chunks(
     assert config.long_rows == (width > 8192)
     assert config.long_rows or width <= config.list_size
     assert not config.long_rows or topk <= config.list_size - config.chunk
+
+
+@pytest.mark.parametrize("width", [8192, 131072])
+@pytest.mark.parametrize("topk", [2048, 4096])
+def test_a_wave_of_64_lanes_has_as_many_scores_as_a_warp_of_32(width: int, topk: int) -> None:
+    problem = IndexProblem("select", topk=topk, total_q=64, width=width)
+    ours, theirs = (plan(problem, chip).config for chip in ("mi355x", "h200"))
+    assert (ours.lanes, theirs.lanes) == (64, 32) and ours.warps == theirs.warps
+    assert (ours.chunk, ours.list_size) == (theirs.chunk, theirs.list_size)
+    assert ours.blocks_per_sm * ours.smem_used <= 160 * 1024
 
 
 @pytest.mark.parametrize(

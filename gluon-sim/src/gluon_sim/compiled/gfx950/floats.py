@@ -65,6 +65,7 @@ FLOATS: dict[str, Function] = {
     "v_max3_f32": lambda a, b, c: np.fmax(np.fmax(a, b), c),
     "v_fma_f32": fma,
     "v_rcp_f32": _wide(np.reciprocal),
+    "v_sqrt_f32": _wide(np.sqrt),
     "v_exp_f32": lambda a: flush(_wide(np.exp2)(a)),  # the machine may be 1 unit off
     "v_log_f32": lambda a: _wide(np.log2)(flush(a)),
     "v_div_fixup_f32": _div_fixup,
@@ -91,8 +92,10 @@ def build(form: Form) -> Run | None:
     known: dict[str, Callable[[Form], Run]] = {
         "v_fmac_f32": _fmac,
         "v_ldexp_f32": _ldexp,
-        "v_cvt_f32_u32": _from_unsigned,
-        "v_cvt_u32_f32": _to_unsigned,
+        "v_cvt_f32_u32": _from_integer,
+        "v_cvt_f32_i32": _from_integer,
+        "v_cvt_u32_f32": _to_integer,
+        "v_cvt_i32_f32": _to_integer,
         "v_cvt_pk_bf16_f32": _narrow,
         "v_cvt_pk_f16_f32": _narrow,
         "v_cvt_scalef32_pk_fp8_f32": _to_fp8,
@@ -129,17 +132,23 @@ def _ldexp(form: Form) -> Run:
     return lambda w: w.setf(into, np.ldexp(a(w), ints(by(w))))
 
 
-def _from_unsigned(form: Form) -> Run:
+def _from_integer(form: Form) -> Run:
     into, a = form.named(0, True, 1), form.u32(1)
+    if form.base.endswith("i32"):
+        return lambda w: w.setf(into, ints(a(w)).astype(np.float32))
     return lambda w: w.setf(into, a(w).astype(np.float32))
 
 
-def _to_unsigned(form: Form) -> Run:
+def _to_integer(form: Form) -> Run:
+    """Towards zero; what is too large becomes the nearest integer there is, NaN 0."""
+    form.allow()
     into, a = form.named(0, True, 1), form.f32(1)
+    low, high = (-(2**31), 2**31 - 1) if "i32" in form.base else (0, MASK32)
 
     def run(w: Wave) -> None:
-        whole = np.nan_to_num(np.trunc(a(w).astype(np.float64)))
-        w.set(into, np.clip(whole, 0, MASK32).astype(np.uint32))
+        values = a(w).astype(np.float64)
+        whole = np.clip(np.trunc(np.where(np.isnan(values), 0.0, values)), low, high)
+        w.set(into, (whole.astype(np.int64) & MASK32).astype(np.uint32))
 
     return run
 

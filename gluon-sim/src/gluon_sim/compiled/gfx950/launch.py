@@ -40,7 +40,7 @@ def run(
 ) -> int:
     """Run every workgroup, one after another; returns the number of instructions."""
     kernel = kernel or parsed(compiled.asm["amdgcn"])
-    block = _argument_block(kernel, arguments, buffers)
+    block = _argument_block(kernel, arguments, buffers, programs)
     address = buffers.memory.put(block, "kernel arguments", writable=False)
     waves, total = int(compiled.metadata.num_warps), 0
     for program in range(programs):
@@ -58,15 +58,18 @@ def run(
     return total
 
 
-def _argument_block(kernel: Kernel, arguments: Mapping[str, Any], buffers: Buffers) -> Array:
+def _argument_block(
+    kernel: Kernel, arguments: Mapping[str, Any], buffers: Buffers, programs: int
+) -> Array:
     block = np.full(max(kernel.argument_bytes, 4 * kernel.preloaded), _UNUSED, np.uint8)
     if len(arguments) > len(kernel.arguments):
         raise UnknownInstruction(f"{len(arguments)} arguments, {len(kernel.arguments)} expected")
     for value, place in zip(arguments.values(), kernel.arguments, strict=False):
         raw = _packed(value, place.size, buffers)
         block[place.offset : place.offset + place.size] = np.frombuffer(raw, np.uint8)
-    for place in kernel.arguments[len(arguments) :]:  # scratch memory, which is not used
-        block[place.offset : place.offset + place.size] = 0
+    for place in kernel.arguments[len(arguments) :]:  # the grid; scratch memory, which is not used
+        value = programs if place.kind == "hidden_block_count_x" else 0
+        block[place.offset : place.offset + place.size] = _bytes(value, place.size)
     return block
 
 
@@ -76,6 +79,10 @@ def _packed(value: Any, size: int, buffers: Buffers) -> bytes:
     if isinstance(value, float):
         return np.float32(value).tobytes()
     return (int(value) & (1 << 8 * size) - 1).to_bytes(size, "little")
+
+
+def _bytes(value: int, size: int) -> Array:
+    return np.frombuffer(value.to_bytes(size, "little"), np.uint8)
 
 
 def _first_state(group: Workgroup, index: int, address: int, block: Array) -> Wave:

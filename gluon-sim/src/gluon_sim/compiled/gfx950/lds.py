@@ -77,6 +77,8 @@ def build(form: Form) -> Run | None:
         return (_read if two[1] == "read" else _write)(form, size, offsets)
     if op == "ds_bpermute_b32":
         return _pull(form)
+    if op == "ds_permute_b32":
+        return _push(form)
     if transposed:
         return _read(form, 8, [form.number("offset")], int(transposed[1]) // 8)
     return None
@@ -92,6 +94,22 @@ def _pull(form: Form) -> Run:
         lanes = ((w.v[source].astype(np.int64) + offset) // 4) % 64
         here = w.mask[lanes]
         words = np.where(here, w.v[data][lanes], np.uint32(0)).reshape(64, 1)
+        w.issue(w.local, arrival(w, into, words, w.mask.copy()))
+
+    return run
+
+
+def _push(form: Form) -> Run:
+    """ds_permute: every lane names the lane that gets its value; of several the last one's arrives,
+    and 0 where nobody's does."""
+    form.allow("offset")
+    into, target, data = form.named(0, True, 1), form.vector(1), form.vector(2)
+    offset = form.number("offset")
+
+    def run(w: Wave) -> None:
+        lanes = ((w.v[target].astype(np.int64) + offset) // 4) % 64
+        words = np.zeros((64, 1), np.uint32)
+        words[lanes[w.mask], 0] = w.v[data][w.mask]
         w.issue(w.local, arrival(w, into, words, w.mask.copy()))
 
     return run

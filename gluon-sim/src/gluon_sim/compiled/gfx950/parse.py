@@ -32,6 +32,7 @@ class Argument:
 
     offset: int
     size: int
+    kind: str
 
 
 class Kernel:
@@ -43,8 +44,9 @@ class Kernel:
         self.preloaded = int(found[1]) if found else 0
         self.argument_bytes = _setting(text, "kernarg_size")
         self.pointers = [name for name in _POINTERS if _setting(text, f"user_sgpr_{name}")]
-        pattern = r"\.offset:\s+(\d+)\n\s+\.size:\s+(\d+)\n\s+\.value_kind:\s+\S+"
-        self.arguments = [Argument(int(a), int(b)) for a, b in re.findall(pattern, text)]
+        pattern = r"\.offset:\s+(\d+)\n\s+\.size:\s+(\d+)\n\s+\.value_kind:\s+(\S+)"
+        listed = re.findall(pattern, text)
+        self.arguments = [Argument(int(a), int(b), kind) for a, b, kind in listed]
         self.labels: dict[str, int] = {}
         self.entry = 0
         self.code: list[Instruction] = []

@@ -64,6 +64,7 @@ ONE: dict[str, Callable[[int], Result]] = {
     "s_mov_b32": lambda a: (a, None),
     "s_not_b32": lambda a: _nonzero(~a),
     "s_abs_i32": lambda a: _nonzero(abs(signed(a))),
+    "s_brev_b32": lambda a: (int(f"{a:032b}"[::-1], 2), None),
 }
 TWO64: dict[str, Callable[[int, int], Result]] = {
     "s_and_b64": lambda a, b: _nonzero(a & b, MASK64),
@@ -149,6 +150,11 @@ def build(form: Form, labels: dict[str, int]) -> Run | None:
         "s_movk_i32": _immediate,
         "s_addk_i32": _immediate,
         "s_mulk_i32": _immediate,
+        "s_bcnt1_i32_b64": _ones,
+        "s_bitcmp0_b32": _bit_compared,
+        "s_bitcmp1_b32": _bit_compared,
+        "s_bitset0_b32": _bit_set,
+        "s_bitset1_b32": _bit_set,
         "s_cselect_b32": _select,
         "s_cselect_b64": _select,
         "s_setreg_imm32_b32": _mode,
@@ -240,6 +246,32 @@ def _select(form: Form) -> Run:
     read: Callable[[int], Scalar] = form.s64 if wide else form.s32
     a, b = read(1), read(2)
     return _set(form, lambda w: (a(w) if w.scc else b(w), None), wide)
+
+
+def _ones(form: Form) -> Run:
+    a = form.s64(1)
+    return _set(form, lambda w: _nonzero(a(w).bit_count()))
+
+
+def _bit_compared(form: Form) -> Run:
+    """SCC: whether the bit is what the name says."""
+    a, b, wanted = form.s32(0), form.s32(1), int("bitcmp1" in form.op)
+
+    def run(w: Wave) -> None:
+        w.scc = int((a(w) >> (b(w) & 31)) & 1 == wanted)
+
+    return run
+
+
+def _bit_set(form: Form) -> Run:
+    """One bit of the destination; the others stay."""
+    into, at = form.scalars(0, 1), form.s32(1)
+
+    def changed(w: Wave) -> Result:
+        bit = 1 << (at(w) & 31)
+        return (w.s[into] | bit if "bitset1" in form.op else w.s[into] & ~bit), None
+
+    return _set(form, changed)
 
 
 def _mode(form: Form) -> Run:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from gluon_sim.compiled.core.numbers import Array
+from gluon_sim.compiled.core.numbers import MASK32, Array
 from gluon_sim.compiled.core.report import Fault, Kind
 from gluon_sim.compiled.gfx950 import lds
 from gluon_sim.compiled.gfx950.operands import Form, Run, pair, registers
@@ -22,6 +22,11 @@ _SIZES = {
     "short": 2,
     "byte": 1,
 }
+_ATOMICS: dict[str, Callable[[int, int], int]] = {
+    "global_atomic_add": lambda old, new: old + new,
+    "global_atomic_and": lambda old, new: old & new,
+    "global_atomic_or": lambda old, new: old | new,
+}
 _UPPER = "_d16_hi"
 """Such a store takes the upper half of its register."""
 _LDS_LIMIT = 0x3FFFF
@@ -35,6 +40,8 @@ def build(form: Form) -> Run | None:
     parts = form.op.removesuffix(_UPPER).split("_")
     if parts[0] == "scratch" and parts[-1] in _SIZES and parts[1] in ("load", "store"):
         return _scratch(form, _SIZES[parts[-1]])
+    if form.op in _ATOMICS:
+        return _atomic(form)
     if parts[0] not in ("global", "buffer") or parts[1] not in ("load", "store"):
         return None
     into_lds = "lds" in parts or "lds" in form.modifiers
@@ -157,8 +164,28 @@ def _store(form: Form, size: int) -> Run:
     return run
 
 
+def _atomic(form: Form) -> Run:
+    """Lane by lane; nothing comes back."""
+    change, source, place = _ATOMICS[form.op], form.vector(1), _store_place(form, 4)
+    if "sc0" in form.modifiers:
+        raise form.unknown()
+
+    def run(w: Wave) -> None:
+        addresses, _ = place(w)
+        for lane in LANES[w.mask]:
+            at = addresses[lane : lane + 1]
+            _check_alignment(at, 4)
+            old = int(w.group.memory.load(at, 4, atomic=True).view(np.uint32)[0, 0])
+            new = change(old, int(w.v[source][lane])) & MASK32
+            data = np.frombuffer(new.to_bytes(4, "little"), np.uint8)[None]
+            w.group.memory.store(at, data, atomic=True)
+        w.issue(w.vector_memory, Access(w, lambda: None))
+
+    return run
+
+
 def _store_place(form: Form, size: int) -> Place:
-    """global_store has its data between the address and the base."""
+    """global_store and atomics have their data between the address and the base."""
     moved = Form(
         form.text,
         form.op,

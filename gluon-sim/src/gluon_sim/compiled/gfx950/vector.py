@@ -13,7 +13,7 @@ from gluon_sim.compiled.gfx950.operands import Form, Read, Run, set_pair
 from gluon_sim.compiled.gfx950.state import LANES, Wave, lanes_of, word_of
 
 Function = Callable[..., Array]
-LANE_MOVES = ("row_shr", "row_bcast", "row_ror", "row_half_mirror", "quad_perm")
+LANE_MOVES = ("row_shr", "row_bcast", "wave_shl", "row_ror", "row_half_mirror", "quad_perm")
 """What DPP takes its first operand by."""
 
 
@@ -98,6 +98,26 @@ def _median(a: Array, b: Array, c: Array) -> Array:
     return _bits(np.maximum(np.minimum(x, y), np.minimum(np.maximum(x, y), z)))
 
 
+def _least3(a: Array, b: Array, c: Array) -> Array:
+    return _bits(np.minimum(np.minimum(ints(a), ints(b)), ints(c)))
+
+
+def _greatest3(a: Array, b: Array, c: Array) -> Array:
+    return _bits(np.maximum(np.maximum(ints(a), ints(b)), ints(c)))
+
+
+def _ones(x: Array) -> Array:
+    """How many bits are set."""
+    result: Array = np.unpackbits(np.ascontiguousarray(x)[:, None].view(np.uint8), axis=1).sum(1)
+    return result.astype(np.uint32)
+
+
+def _lower_lanes(first: int) -> Array:
+    """In lane l, a bit for each lane of first … first + 31 that is below l."""
+    below = np.clip(LANES - first, 0, 32).astype(np.uint64)
+    return ((np.uint64(1) << below) - np.uint64(1)).astype(np.uint32)
+
+
 WORDS: dict[str, Function] = {
     "v_mov_b32": lambda a: a,
     "v_accvgpr_read_b32": lambda a: a,
@@ -129,6 +149,11 @@ WORDS: dict[str, Function] = {
     "v_or3_b32": lambda a, b, c: a | b | c,
     "v_lshl_or_b32": lambda a, b, c: (a << _by(b)) | c,
     "v_med3_i32": _median,
+    "v_min3_i32": _least3,
+    "v_max3_i32": _greatest3,
+    "v_bcnt_u32_b32": lambda a, b: _ones(a) + b,
+    "v_mbcnt_lo_u32_b32": lambda a, b: _ones(a & _lower_lanes(0)) + b,
+    "v_mbcnt_hi_u32_b32": lambda a, b: _ones(a & _lower_lanes(32)) + b,
     "v_lshl_add_u32": lambda a, b, c: (a << _by(b)) + c,
     "v_add_lshl_u32": lambda a, b, c: (a + b) << _by(c),
     "v_add3_u32": lambda a, b, c: a + b + c,
@@ -139,6 +164,11 @@ WORDS: dict[str, Function] = {
     "v_bfe_i32": _signed_field,
     "v_perm_b32": _permute,
 }
+_CLAMPED: dict[str, Function] = {
+    "v_add_u32": lambda a, b: np.where(a + b < a, np.uint32(MASK32), a + b),
+    "v_sub_u32": lambda a, b: np.where(a < b, np.uint32(0), a - b),
+}
+"""What becomes of them with `clamp`: sums and differences that do not wrap around."""
 COMPARE: dict[str, Function] = {
     "lt": np.less,
     "gt": np.greater,
@@ -180,6 +210,7 @@ def build(form: Form) -> Run | None:
         "v_readfirstlane_b32": _first_lane,
         "v_readlane_b32": _one_lane,
         "v_writelane_b32": _into_lane,
+        **dict.fromkeys(_CARRIES, _with_carry),
         "v_permlane32_swap_b32": _swap,
         "v_permlane16_swap_b32": _swap,
     }
@@ -187,6 +218,9 @@ def build(form: Form) -> Run | None:
 
 
 def _word(form: Form, function: Function) -> Run:
+    if "clamp" in form.modifiers and form.base in _CLAMPED:
+        function = _CLAMPED[form.base]
+        del form.modifiers["clamp"]
     form.allow()
     into = form.named(0, True, 1)
     if any(token.startswith(("-v", "-s", "|")) for token in form.operands):
@@ -232,6 +266,8 @@ def _parts(form: Form, function: Function) -> Run:
 def _source_lanes(form: Form) -> Array:
     """DPP: the lane that each lane takes its first operand from; -1 where there is none."""
     given = form.modifiers
+    if given.get("wave_shl") == "1":
+        return np.where(LANES < 63, LANES + 1, -1)
     if "row_shr" in given:
         by = form.number("row_shr")
         return np.where(by <= LANES % 16, LANES - by, -1)
@@ -252,10 +288,11 @@ def _source_lanes(form: Form) -> Array:
 
 
 def moved(form: Form, function: Function) -> Run:
-    """DPP: the first operand is another lane's, 0 where there is none; only rows of 16 lanes and
-    groups of 4 in the masks are written."""
+    """DPP: the first operand is another lane's. Where there is none it is 0 with bound_ctrl, else
+    nothing is written; nor is it outside of the rows of 16 lanes and groups of 4 in the masks."""
     form.allow(*LANE_MOVES, "row_mask", "bank_mask", "bound_ctrl")
-    if form.modifiers.get("bound_ctrl") != "1":
+    zeros = form.modifiers.get("bound_ctrl") == "1"
+    if not zeros and "bound_ctrl" in form.modifiers:
         raise form.unknown()
     rows, banks = (int(form.modifiers.get(f"{x}_mask", "0xf"), 0) for x in ("row", "bank"))
     written = ((rows >> LANES // 16) & (banks >> LANES % 16 // 4) & 1).astype(bool)
@@ -267,7 +304,34 @@ def moved(form: Form, function: Function) -> Run:
         values = function(
             np.where(there, reads[0](w)[lanes], np.uint32(0)), *(r(w) for r in reads[1:])
         )
-        w.set(into, np.where(written, values, w.v[into]))
+        changed = written if zeros else written & there
+        w.set(into, np.where(changed, values, w.v[into]))
+
+    return run
+
+
+_CARRIES: dict[str, Callable[[Array, Array, Array], Array]] = {
+    "v_add_co_u32": lambda a, b, carry: a + b,
+    "v_addc_co_u32": lambda a, b, carry: a + b + carry,
+    "v_sub_co_u32": lambda a, b, carry: a - b,
+    "v_subb_co_u32": lambda a, b, carry: a - b - carry,
+    "v_subrev_co_u32": lambda a, b, carry: b - a,
+    "v_subbrev_co_u32": lambda a, b, carry: b - a - carry,
+}
+"""In signed 64 bits: what lies outside of 32 is the carry or borrow."""
+
+
+def _with_carry(form: Form) -> Run:
+    form.allow()
+    function, into, out = _CARRIES[form.base], form.named(0, True, 1), form.named(1, False, 2)
+    a, b = form.u32(2), form.u32(3)
+    carry = form.scalars(4, 2) if len(form.operands) > 4 else None
+
+    def run(w: Wave) -> None:
+        one = np.zeros(64, np.int64) if carry is None else lanes_of(w.get64(carry)).astype(np.int64)
+        wide = function(a(w).astype(np.int64), b(w).astype(np.int64), one)
+        w.set(into, (wide & MASK32).astype(np.uint32))
+        w.set64(out, word_of(((wide < 0) | (wide > MASK32)) & w.mask))
 
     return run
 
@@ -406,20 +470,26 @@ def _into_lane(form: Form) -> Run:
 
 
 def _comparison(form: Form) -> Run:
-    found = re.fullmatch(r"v_cmp_([a-z]+)_([iuf]32|[iu]64)", form.base)
-    if found is None or found[1] not in COMPARE:
+    found = re.fullmatch(r"v_cmp_([a-z]+)_([iuf])(32|64)", form.base)
+    if found is None or found[1] not in COMPARE or found[2] + found[3] == "f64":
         raise form.unknown()
-    form.allow()
     into, compare = form.named(0, False, 2), COMPARE[found[1]]
-    if found[2].endswith("64"):
-        kind = np.int64 if found[2] == "i64" else np.uint64
-        c, d = form.u64(1), form.u64(2)
-        return lambda w: w.set64(into, word_of(compare(c(w).view(kind), d(w).view(kind)) & w.mask))
-    read = form.f32 if found[2] == "f32" else form.u32
-    a, b = read(1), read(2)
-    if found[2] == "i32":
-        return lambda w: w.set64(into, word_of(compare(ints(a(w)), ints(b(w))) & w.mask))
+    a, b = _compared(form, found[2], found[3])
+    if found[2] == "i":
+        kind = np.int32 if found[3] == "32" else np.int64
+        return lambda w: w.set64(into, word_of(compare(a(w).view(kind), b(w).view(kind)) & w.mask))
     return lambda w: w.set64(into, word_of(compare(a(w), b(w)) & w.mask))
+
+
+def _compared(form: Form, kind: str, size: str) -> list[Read]:
+    """The two operands of a comparison."""
+    if form.op.endswith("sdwa"):
+        if kind != "u" or size != "32":
+            raise form.unknown()
+        return _part_reads(form, 2)
+    form.allow()
+    read = form.u64 if size == "64" else form.f32 if kind == "f" else form.u32
+    return [read(1), read(2)]
 
 
 def _swap(form: Form) -> Run:

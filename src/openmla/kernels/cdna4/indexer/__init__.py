@@ -1,1 +1,1 @@
-"""The scores of DSA's indexer on CDNA4."""
+"""DSA's indexer on CDNA4: its scores, and the plan of its selection."""

@@ -1,14 +1,16 @@
-"""CDNA4's plan of the indexer's scores: a Gluon kernel for gfx950."""
+"""CDNA4's plans of the indexer: scores by a kernel for gfx950, and the selection."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from openmla.arithmetic import Limited
 from openmla.indexer.problem import IndexProblem
 from openmla.kernels.cdna4.chip import FIRST_TRITON
+from openmla.kernels.gluon.select.plan import GluonSelectConfig, select_config, selection
+from openmla.modular.cdna4.layout.dma import WAVE
 from openmla.planning.family import Kernel
 from openmla.planning.serves import OneOf, Range, index_scores
 from openmla.planning.target import Target
@@ -47,6 +49,20 @@ def _scores(problem: IndexProblem, target: Target) -> Cdna4ScoresConfig:
     return Cdna4ScoresConfig(problem.heads, problem.page_size)
 
 
+def _selection(problem: IndexProblem, target: Target) -> GluonSelectConfig:
+    """As on an NVIDIA GPU, with twice the lanes and half of the vectors in each. With fewer
+    registers the kernel spills."""
+    config = select_config(problem, target)
+    return replace(
+        config,
+        lanes=WAVE,
+        chunk_vectors=config.chunk_vectors // 2,
+        list_vectors=config.list_vectors // 2,
+        loads_to_lds=True,
+        max_registers=168 if config.long_rows else 128,
+    )
+
+
 INDEX_KERNELS = (
     Kernel(
         name="scores",
@@ -56,4 +72,5 @@ INDEX_KERNELS = (
         launcher="openmla.kernels.cdna4.indexer.launch",
         first_triton=FIRST_TRITON,
     ),
+    selection(_selection, FIRST_TRITON),
 )

@@ -1,15 +1,16 @@
 """What the CDNA4 kernel over latent rows is compiled for without a GPU."""
 
 from dataclasses import replace
+from typing import Any
 
-from openmla.formats import V32
+from openmla.formats import V4, V32
 from openmla.kernels.call import Call
 from openmla.kernels.cdna4.dense.jobs import predicted
 from openmla.kernels.gluon.ranges.launch import MERGED_TOGETHER
 from openmla.kernels.jobs import Jobs, Predicted, typed
 from openmla.planning import Plan
 from openmla.planning.latent_split import SHORT
-from openmla.problem import Problem
+from openmla.problem import Problem, RowSource
 
 _V32 = Problem(
     form="sparse",
@@ -32,6 +33,13 @@ _SPLIT = replace(
     **{"total_q": 32, "batch": 32, "table_keys": 32768},
 )
 _LATENT = replace(_SPLIT, total_q=4096, batch=1, table_keys=SHORT)
+_V4: dict[str, Any] = {"d_rope": 0, "rope": "none", "kv_dtype": V4.name}
+_WINDOW = replace(
+    *(_ROWS,),
+    **{**_V4, "span": True, "topk": 0, "has_topk_lengths": False, "page_size": 64},
+    **{"heads": 64, "table_keys": 4096, "total_k": 65536},
+)
+_CHOSEN = RowSource(kv_dtype=V4.name, page_size=2, topk=512, has_topk_lengths=True, total_k=16384)
 FP32 = 4
 PROBLEMS = {
     "bf16 pages": _V32,
@@ -69,6 +77,19 @@ PROBLEMS = {
     "latent bf16, fp32 out": replace(_LATENT, fp32_out=True),
     "latent bf16, split, fp32 out": replace(_SPLIT, fp32_out=True),
     "latent fp8_block64, split, fp32 out": replace(_SPLIT, kv_dtype="fp8_block64", fp32_out=True),
+    f"{V4.name} pages": replace(_V32, **_V4),
+    f"latent {V4.name}": replace(_LATENT, **_V4),
+    f"latent {V4.name}, split": replace(_SPLIT, **_V4),
+    f"span of {V4.name}": _WINDOW,
+    f"span and list of {V4.name}": replace(_WINDOW, second=_CHOSEN),
+    "span and list of bf16": replace(
+        _WINDOW, kv_dtype="bf16", second=replace(_CHOSEN, kv_dtype="bf16")
+    ),
+    f"list of {V4.name}, span of bf16": replace(
+        *(_V32,),
+        **_V4,
+        second=RowSource(kv_dtype="bf16", page_size=64, span=True, table_keys=4096, total_k=65536),
+    ),
 }
 
 

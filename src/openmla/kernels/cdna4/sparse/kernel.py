@@ -375,7 +375,11 @@ def sparse_kernel(  # noqa: PLR0913
     FRAGS: gl.constexpr = (D_V + BLOCK.rope) // COLUMNS
     MMA: gl.constexpr = LAYOUTS.matrices
     HOW: gl.constexpr = RowFormat(
-        is_paged=PAGED, page_size=PAGE, rope=BLOCK.rope, scale_block=SCALE_BLOCK
+        is_paged=PAGED,
+        page_size=PAGE,
+        rope=BLOCK.rope,
+        scale_block=SCALE_BLOCK,
+        has_tail=BLOCK.rope == 0 and rope_ptr is not None,
     )
     SPLIT: gl.constexpr = part_sums_ptr is not None
     if PAGED:

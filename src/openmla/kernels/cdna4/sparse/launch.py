@@ -4,20 +4,25 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 
 from openmla.cache import LatentCache
+from openmla.formats import V4
 from openmla.kernels.call import Call, scale_arguments, strides, vector
 from openmla.kernels.cdna4.dense.launch import COMPILER_OPTIONS, PIECE_BYTES, outputs, piece_strides
 from openmla.kernels.cdna4.layouts import latent_layouts, rope_layouts, sparse_matrix_layouts
 from openmla.kernels.cdna4.sparse.kernel import sparse_kernel
 from openmla.kernels.cdna4.sparse.plan import MlaSparse16, RowsVariant
 from openmla.kernels.cdna4.sparse.records import RowsBlock, RowsLayouts
+from openmla.kernels.cdna4.sparse.sources import attend_kernel
+from openmla.kernels.gluon.places import NO_SPANS, entries_of, places_of
 from openmla.kernels.gluon.ranges.launch import merge_call, partial_results
 from openmla.modular.cdna4.layout.dma import WAVE
-from openmla.operands import LatentOperands, Results, SparseOperands
+from openmla.operands import AttendOperands, LatentOperands, Results, SparseOperands
 from openmla.planning import Plan
+from openmla.sources import Source, Span
 
 _TYPES = {"bfloat16": gl.bfloat16, "float16": gl.float16}
 
@@ -27,13 +32,19 @@ class Rows(NamedTuple):
 
     latent: Tensor
     rope: Tensor | None
+    """The tail, of DeepSeek-V4's rows, whose scales are words."""
     scales: Tensor | None
     scale_block: int
 
 
-def calls(plan: Plan, op: SparseOperands | LatentOperands, results: Results) -> Iterator[Call]:
+def calls(
+    plan: Plan, op: SparseOperands | LatentOperands | AttendOperands, results: Results
+) -> Iterator[Call]:
     """The kernel calls of a plan; none for an empty output."""
     if not results.out.numel():
+        return
+    if isinstance(op, AttendOperands):
+        yield from _over_sources(plan.config, op, results)
         return
     places = _pages(op, plan.config) if isinstance(op, LatentOperands) else _lists(op, plan.config)
     if not places["rows"]:
@@ -60,6 +71,41 @@ def calls(plan: Plan, op: SparseOperands | LatentOperands, results: Results) -> 
         yield from _with_ranges(plan.variant, op, arguments, results)
     else:
         yield Call(sparse_kernel, programs, arguments)
+
+
+def _over_sources(block: MlaSparse16, op: AttendOperands, results: Results) -> Iterator[Call]:
+    """One launch over all sources that have rows."""
+    sources = [x for x in op.sources if x.count and entries_of(x).numel()]
+    if not sources:
+        results.clear()
+        return
+    constants = sparse_constexprs(block)
+    arguments = {
+        **{name: constants[name] for name in constants if name != "WIDENED"},
+        **_source(sources[0], block),
+        **{
+            f"second_{name}": value
+            for name, value in (_source(sources[1], block) if len(sources) > 1 else NOTHING).items()
+        },
+        "q_ptr": op.q,
+        **piece_strides("q", op.q),
+        **outputs(results),
+        **scale_arguments(op.weights.scale),
+        "logits_ptr": results.max_logits,
+        **strides("logits", results.max_logits),
+        "sink_ptr": vector(op.weights.sink),
+        "heads": op.q.shape[1],
+        "blocks": block.row_blocks,
+    }
+    arguments["SECOND_PAGE"] = arguments.pop("second_PAGE")
+    yield Call(attend_kernel, op.q.shape[0] * block.row_blocks, arguments)
+
+
+def _source(source: Source, block: MlaSparse16) -> dict[str, Any]:
+    """Which rows of a source each token sees, and where they lie."""
+    rows = _rows(parts_of(source.rows, block.latent), isinstance(source, Span))
+    del rows["SCALE_BLOCK"]
+    return {**NO_SPANS, "lengths_ptr": None, "requests": 0, **places_of(source), **rows}
 
 
 def _with_ranges(
@@ -96,6 +142,16 @@ NO_RANGES: dict[str, Any] = {
     "slots": 1,
     "first_sequence": 0,
 }
+
+
+_POINTERS = ("latent", "rope", "scale", "indices", "lengths", "request", "begin")
+_STRIDES = ("latent_stride", "rope_stride", "scale_stride")
+NOTHING: dict[str, Any] = {
+    **{f"{name}_ptr": None for name in _POINTERS},
+    **{f"{name}_{step}": 0 for name in _STRIDES for step in ("page", "t")},
+    **dict.fromkeys(("indices_stride", "rows", "topk", "requests", "PAGE"), 0),
+}
+"""A second source that is not there."""
 
 
 def _lists(op: SparseOperands, block: MlaSparse16) -> dict[str, Any]:
@@ -143,6 +199,9 @@ def parts_of(cache: LatentCache | Tensor, latent: int) -> Rows:
         rows = cache[None]
         return Rows(rows[..., :latent], _rope(rows, latent), None, 0)
     rows, plain = cache.field("e4m3"), cache.field("bf16")
+    if cache.format == V4.name:
+        assert rows is not None and cache.scales is not None
+        return Rows(rows, plain, cache.scales.view(torch.int32), cache.layout.block)
     if rows is None:
         rows, plain = cache.data, None
     rope = _rope(rows, latent) if plain is None else plain

@@ -57,7 +57,8 @@ class MlaSparse16(Limited):
     dequantized: bool = False
     """Whether rows are dequantized from FP8."""
     gather: str = "indices"
-    """Where rows come from: the "indices" of a token's list, or a sequence's "pages"."""
+    """Where rows come from: the "indices" of a token's list, a sequence's "pages", or one or two
+    "sources", each a list or a span."""
     BM: int = 64
     """Heads of one block."""
     B_TOPK: int = 64
@@ -117,12 +118,11 @@ class MlaSparse16(Limited):
     def explain(self) -> list[str]:
         """How the LDS is filled, and whether the block can run."""
         slot = self.latent_slot
-        listed = self.gather == "indices"
+        tile = f"{self.BM} rows of scores, {self.num_heads} per token"
+        if self.gather != "pages":
+            tile = f"1 token × {self.BM} heads ({self.row_blocks} blocks per token)"
         lines = [
-            f"block: 1 token × {self.BM} heads ({self.row_blocks} blocks per token), "
-            if listed
-            else f"block: {self.BM} rows of scores, {self.num_heads} per token, "
-            f"{self.B_TOPK} rows at a time, {self.num_warps} waves, {self.dtype}",
+            f"block: {tile}, {self.B_TOPK} rows at a time, {self.num_warps} waves, {self.dtype}",
             "Q: in registers",
             f"rows: {self.num_kv_stages} slots × ({slot.rows} × {slot.slot_bytes // slot.rows} B "
             f"+ rope {ROPE_COLUMNS * 2 if self.rope else 0} B + index 4 B) = {self.smem_used} of "
@@ -131,6 +131,8 @@ class MlaSparse16(Limited):
             if self.dequantized
             else "rows: as stored",
         ]
+        if self.gather == "sources":
+            lines.append("sources: one after the other in one softmax, each with its own pages")
         verdict = self.why_unsupported()
         return [*lines, f"unsupported: {verdict}"] if verdict else lines
 

@@ -37,6 +37,11 @@ class RowFormat(NamedTuple):
     """Rope columns."""
     scale_block: int
     """Columns that share a scale; 0 without scales."""
+    has_tail: bool
+    """Whether rows are DeepSeek-V4's: their last 64 columns are 16-bit numbers, and belong to V."""
+    is_span: bool = False
+    """Consecutive positions of a request's pages, which any number may be wrong of: -1 in a table
+    names no page."""
 
 
 class PagedRows(NamedTuple):
@@ -52,7 +57,9 @@ class CacheParts(NamedTuple):
 
     latent: Any
     rope: Any
+    """The tail, in DeepSeek-V4's rows."""
     scales: Any
+    """fp32; in DeepSeek-V4's rows two words, an exponent in each byte."""
 
 
 class RowSource(NamedTuple):
@@ -65,8 +72,9 @@ class RowSource(NamedTuple):
     count."""
     rows: Any
     """Rows in the pool."""
-    origin: Any
-    """The position in its sequence of the key that is place 0; None: places are positions."""
+    origin: Any = None
+    """The position, in a sequence or in a request, of the key or row that is place 0; None: places
+    are positions."""
 
 
 class Slot(NamedTuple):
@@ -94,6 +102,18 @@ class FetchedRows(NamedTuple):
     rope_scales: Any
 
 
+class FetchedV4Rows(NamedTuple):
+    """DeepSeek-V4's rows on their way through registers."""
+
+    chunks: Any
+    """e4m3, 64 columns each."""
+    tail: Any
+    low: Any
+    """A word of each row: the exponents of chunks 0 to 3."""
+    high: Any
+    """Those of chunks 4 to 6."""
+
+
 class TokenLists(NamedTuple):
     """The lists of all tokens."""
 
@@ -104,6 +124,29 @@ class TokenLists(NamedTuple):
     topk: Any
     blocks: Any
     """Blocks of heads of a token."""
+
+
+class TokenSpans(NamedTuple):
+    """Consecutive positions that each token sees of one request."""
+
+    ptr: Any
+    """The block table."""
+    stride: Any
+    request_ptr: Any
+    begin_ptr: Any
+    end_ptr: Any
+    requests: Any
+    """Lines of the table; another number is no request."""
+    most_keys: Any
+    """Positions that a line of the table has room for."""
+
+
+class OnlineSoftmax(NamedTuple):
+    """What has been made of the rows so far: see cdna4/softmax.py."""
+
+    output: Any
+    shift: Any
+    row_sum: Any
 
 
 class PageTables(NamedTuple):

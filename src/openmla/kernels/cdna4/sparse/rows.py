@@ -1,10 +1,11 @@
-"""Latent rows on their way to LDS: those that a list names, or those of a sequence's pages.
+"""Latent rows on their way to LDS: those that a list names, or those of a sequence's pages, all of
+them or the span that a token sees.
 
-| | list | pages |
-|---|---|---|
-| place | of the token's list | of a key in its sequence |
-| number of a place | index of a row | the page that the key is in |
-| counts | number >= 0 and < rows, place < places | place < places |
+| | list | pages | span |
+|---|---|---|---|
+| place | of the token's list | of a key in its sequence | from the first position on |
+| number of a place | index of a row | the page that the key is in | the same |
+| counts | number >= 0 and < rows, place < places | place < places | both, number of pages |
 
 `source` is a RowSource, `HOW` a RowFormat, LAYOUTS a RowsLayouts, `slot` a Slot, `parts` are
 CacheParts; `numbers` are the numbers of a block's places in LDS, `first` is its first place.
@@ -17,7 +18,7 @@ from triton.experimental.gluon.language.amd.cdna4 import async_copy
 
 from openmla.kernels.cdna4.copies import swizzled_pieces, swizzled_source
 from openmla.kernels.cdna4.softmax import opaque_zero
-from openmla.kernels.cdna4.sparse.records import FetchedRows
+from openmla.kernels.cdna4.sparse.records import FetchedRows, FetchedV4Rows
 from openmla.kernels.gluon.compat import thread_barrier
 from openmla.kernels.gluon.requests import cut
 
@@ -27,18 +28,22 @@ GROUP = gl.constexpr(8)  # columns that one lane copies: 16 bytes of LDS
 LANES = gl.constexpr(gl.BlockedLayout([1], [64], [8], [0]))
 NUMBERS = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 WAVES = gl.constexpr(8)
+V4_CHUNK = gl.constexpr(64)  # columns that share a scale; as many are the tail
+V4_CHUNKS = gl.constexpr(7)
+SMALLEST_POWER = gl.constexpr(0x00400000)  # 2^-127, which has no exponent in fp32
+QUIET_NAN = gl.constexpr(0x7FC00000)
 
 
 @gluon.constexpr_function
 def whole_rows(columns):
-    """Latent rows that a wave has whole: one of 512 columns, two of 256."""
+    """Latent rows that a wave has whole: one of 512 columns, two of 256, eight of 64."""
     lanes = columns // GROUP
     return gl.BlockedLayout([1, GROUP], [64 // lanes, lanes], [WAVES, 1], [1, 0])
 
 
 @gluon.jit
 def position(at, source):
-    """The position in its sequence of the key at place `at`."""
+    """The position of place `at` in a sequence, or in the request of a span."""
     if source.origin is None:
         return at
     else:
@@ -54,10 +59,9 @@ def numbers_of(source, first, KV: gl.constexpr, HOW: gl.constexpr):
     them, at once.
     """
     at = gl.arange(0, KV, LANES) + first
-    if HOW.is_paged:
-        return cdna4.buffer_load(
-            source.ptr, position(at, source) // HOW.page_size, mask=at < source.places
-        )
+    if HOW.is_paged or HOW.is_span:
+        entry = position(at, source) // HOW.page_size
+        return cdna4.buffer_load(source.ptr, entry, mask=at < source.places)
     else:
         return cdna4.buffer_load(source.ptr, at, mask=at < source.places)
 
@@ -65,7 +69,10 @@ def numbers_of(source, first, KV: gl.constexpr, HOW: gl.constexpr):
 @gluon.jit
 def counting(number, at, source, HOW: gl.constexpr):
     """Whether the row at place `at` counts."""
-    if HOW.is_paged:
+    if HOW.is_span:
+        pages = source.rows // HOW.page_size
+        return (at < source.places) & (number >= 0) & (number < pages)
+    elif HOW.is_paged:
         return at < source.places
     else:
         return (at < source.places) & (number >= 0) & (number < source.rows)
@@ -86,7 +93,7 @@ def row_offset(number, at, source, rows, HOW: gl.constexpr):
     """Strides of PagedRows `rows` from the first row to the one at place `at`, or to some row if
     that does not count; 64 bits, a cache may be of any size."""
     PAGE: gl.constexpr = HOW.page_size
-    if HOW.is_paged:
+    if HOW.is_paged or HOW.is_span:
         page = cut(number, source.rows // PAGE - 1).to(gl.int64)
         start = page * rows.page_stride
         return start + (position(at, source) % PAGE).to(gl.int64) * rows.row_stride
@@ -181,8 +188,9 @@ def fetch_scales(
 
 
 @gluon.jit
-def fetch_block(slot, parts, numbers, first, source, LAYOUTS: gl.constexpr, HOW: gl.constexpr):
-    """Start loading the rows of a block and their scales to registers: FetchedRows."""
+def fetch_parts(slot, parts, numbers, first, source, LAYOUTS: gl.constexpr, HOW: gl.constexpr):
+    """Start loading both parts of the rows of a block and their scales to registers:
+    FetchedRows."""
     latent = gl.load(latent_pointers(slot, parts, numbers, first, source, LAYOUTS, HOW))
     rope = None
     if HOW.rope > 0:
@@ -211,11 +219,66 @@ def dequantize_rows(tile, values, scales):
 
 
 @gluon.jit
+def fetch_v4_block(slot, parts, numbers, first, source, HOW: gl.constexpr):
+    """Start loading a block of DeepSeek-V4's rows: FetchedV4Rows."""
+    L: gl.constexpr = whole_rows(V4_CHUNK)
+    E4M3S: gl.constexpr = 16  # in 16 bytes, the unit of strides
+    BF16S: gl.constexpr = 8
+    place = gl.arange(0, slot.latent.shape[0], gl.SliceLayout(1, L))
+    column = gl.arange(0, V4_CHUNK, gl.SliceLayout(0, L))
+    number = numbers.load(place.type.layout)
+    at = place + first
+    row = parts.latent.ptr + row_offset(number, at, source, parts.latent, HOW) * E4M3S
+    chunks = ()
+    for c in gl.static_range(V4_CHUNKS):
+        chunks = chunks + (gl.load(row[:, None] + (column + c * V4_CHUNK)[None, :]),)  # noqa: RUF005
+    tail = parts.rope.ptr + row_offset(number, at, source, parts.rope, HOW) * BF16S
+    scales = parts.scales.ptr + row_offset(number, at, source, parts.scales, HOW)
+    return FetchedV4Rows(
+        chunks=chunks,
+        tail=gl.load(tail[:, None] + column[None, :]),
+        low=gl.load(scales),
+        high=gl.load(scales + 1),
+    )
+
+
+@gluon.jit
+def power_of_two(exponent):
+    """fp32 of an ue8m0 number: 2^(exponent - 127), NaN for 255."""
+    bits = gl.where(exponent == 0, SMALLEST_POWER, exponent << 23)
+    return gl.where(exponent == 255, QUIET_NAN, bits).to(gl.float32, bitcast=True)
+
+
+@gluon.jit
+def dequantize_v4_block(slot, fetched):
+    """Store FetchedV4Rows to LDS: bf16(fp32(e4m3) * scale), and the tail as it is."""
+    latent = slot.latent
+    for c in gl.static_range(V4_CHUNKS):
+        word = fetched.low if c < 4 else fetched.high
+        scale = power_of_two((word >> (c % 4 * 8)) & 255)
+        wide = fetched.chunks[c].to(gl.float32) * scale[:, None]
+        latent.slice(c * V4_CHUNK, V4_CHUNK, 1).store(wide.to(latent.dtype))
+    latent.slice(V4_CHUNKS * V4_CHUNK, V4_CHUNK, 1).store(fetched.tail)
+
+
+@gluon.jit
+def fetch_block(slot, parts, numbers, first, source, LAYOUTS: gl.constexpr, HOW: gl.constexpr):
+    """Start loading the rows of a block: FetchedRows, or FetchedV4Rows."""
+    if HOW.has_tail:
+        return fetch_v4_block(slot, parts, numbers, first, source, HOW)
+    else:
+        return fetch_parts(slot, parts, numbers, first, source, LAYOUTS, HOW)
+
+
+@gluon.jit
 def dequantize_block(slot, fetched, HOW: gl.constexpr):
-    """Dequantize both parts of FetchedRows to a slot."""
-    dequantize_rows(slot.latent, fetched.latent, fetched.latent_scales)
-    if HOW.rope > 0:
-        dequantize_rows(slot.rope, fetched.rope, fetched.rope_scales)
+    """Dequantize what `fetch_block` loaded to a slot."""
+    if HOW.has_tail:
+        dequantize_v4_block(slot, fetched)
+    else:
+        dequantize_rows(slot.latent, fetched.latent, fetched.latent_scales)
+        if HOW.rope > 0:
+            dequantize_rows(slot.rope, fetched.rope, fetched.rope_scales)
 
 
 @gluon.jit

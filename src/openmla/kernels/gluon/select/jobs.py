@@ -17,21 +17,23 @@ PROBLEMS = {
         _LONG, page_size=64, wants_counts=True, wants_mask=True
     ),
 }
-# Bytes. The kernel of long rows spills in the cut of a full list, which few rows need; that of
-# short rows spills the places of the selected scores, once per row. With more registers both are
-# slower, because fewer rows run on an SM at a time.
+# Bytes, on NVIDIA alone. The kernel of long rows spills in the cut of a full list, which few rows
+# need; that of short rows spills the places of the selected scores, once per row. With more
+# registers both are slower, because fewer rows run on an SM at a time.
 MOST_SPILLED = 128
 
 
 def predicted(plan: Plan, _: Call) -> Predicted:
-    """Shared memory, limits of registers and spilled bytes; no tensor memory on any chip."""
+    """Shared memory, limits of registers and of what spills; no tensor memory on any chip."""
     config = plan.config
     return Predicted(
         shared=config.smem_used,
         registers=config.max_registers,
-        spills=MOST_SPILLED,
+        spills=0 if config.loads_to_lds else MOST_SPILLED,
         tmem=0 if plan.target == "b200" else None,
     )
 
 
-JOBS = tuple(Jobs(chip=chip, problems=PROBLEMS, predicted=predicted) for chip in ("h200", "b200"))
+JOBS = tuple(
+    Jobs(chip=chip, problems=PROBLEMS, predicted=predicted) for chip in ("h200", "b200", "mi355x")
+)

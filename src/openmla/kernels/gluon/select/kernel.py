@@ -11,6 +11,8 @@ one:
    equal ones the earlier position wins.
 3. cut: the list is cut to topk, and written.
 
+Chunks are copied by cp.async, or by CDNA4's loads to LDS: `CFG.loads_to_lds`.
+
 Loads of 16 bytes begin at a multiple of four columns, so the first may hold up to three scores too
 many. If fewer than topk scores passed the pivot (a misleading sample), the row is walked again and
 everything passes. No atomics decide where a position goes, so the result has one value, and it is
@@ -19,6 +21,7 @@ the same on every rank.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.amd.cdna4 import async_copy as lds_copy
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from openmla.kernels.gluon.compat import cp_async, thread_barrier
@@ -35,11 +38,12 @@ from openmla.kernels.gluon.select.cut import (
 )
 from openmla.kernels.gluon.select.records import Lists, RowOutput, Writing
 from openmla.kernels.gluon.select.tile import (
-    GROUP,
     VECTOR,
     least,
     places,
     tile_layout,
+    tile_scores,
+    tile_vectors,
     vectors,
 )
 
@@ -47,7 +51,7 @@ from openmla.kernels.gluon.select.tile import (
 @gluon.jit
 def load_tile(row_ptr, first, end, CFG: gl.constexpr, R: gl.constexpr):
     """Load scores of a row from a multiple of four on; vectors past the end are -inf."""
-    number, v = vectors(CFG.warps, R)
+    number, v = vectors(CFG, R)
     at = number * VECTOR + first
     return gl.load(row_ptr + at + v, mask=(at < end) & (v >= 0), other=MINUS_INF)
 
@@ -55,7 +59,7 @@ def load_tile(row_ptr, first, end, CFG: gl.constexpr, R: gl.constexpr):
 @gluon.jit
 def load_list(list_ptr, length, CFG: gl.constexpr):
     """Load one of the Lists, positions or bits of scores; -1 past its end."""
-    number, v = vectors(CFG.warps, CFG.list_vectors)
+    number, v = vectors(CFG, CFG.list_vectors)
     index = number * VECTOR + v
     return gl.load(list_ptr + index, mask=index < length, other=-1)
 
@@ -79,8 +83,9 @@ def shrink(lists, length, low, n, k, CFG: gl.constexpr):
     gl.store(lists.scores_ptr + place, score_of(keys).to(gl.int32, bitcast=True), mask=chosen)
     position = load_list(lists.positions_ptr, length, CFG)
     thread_barrier()
-    # An opaque zero: these addresses are computed again, those above are not kept in registers.
-    gl.store(lists.positions_ptr + (place + opaque_zero()), position, mask=chosen)
+    if CFG.recomputes:
+        place = place + opaque_zero()  # these addresses: those above are not kept in registers
+    gl.store(lists.positions_ptr + place, position, mask=chosen)
     thread_barrier()
     return cut
 
@@ -89,25 +94,44 @@ def shrink(lists, length, low, n, k, CFG: gl.constexpr):
 def fetch(ring, row_ptr, c, end, CFG: gl.constexpr):
     """Begin to copy a chunk, 16 bytes a thread, which the same thread reads."""
     R: gl.constexpr = CFG.chunk_vectors
-    number, v = vectors(CFG.warps, R)
-    at = number * VECTOR + c * (CFG.warps * R * GROUP)
-    cp_async(ring.index(c % CFG.stages), row_ptr + at + v, mask=(at < end) & (v >= 0))
-    async_copy.commit_group()
+    number, v = vectors(CFG, R)
+    if CFG.loads_to_lds:
+        # Past the end, the last vector again: a mask would be a branch, and behind one the compiler
+        # could not count what is in flight.
+        vector = gl.minimum(number + c * tile_vectors(CFG, R), (end - 1) // VECTOR)
+        slot = ring.index(c % CFG.stages)
+        lds_copy.global_load_to_shared(slot, row_ptr + vector * VECTOR + v)
+        lds_copy.commit_group()
+    else:
+        at = number * VECTOR + c * tile_scores(CFG, R)
+        cp_async(ring.index(c % CFG.stages), row_ptr + at + v, mask=(at < end) & (v >= 0))
+        async_copy.commit_group()
+
+
+@gluon.jit
+def wait_for_chunks(IN_FLIGHT: gl.constexpr, CFG: gl.constexpr):
+    """Wait until only so many chunks are being copied."""
+    if CFG.loads_to_lds:
+        lds_copy.wait_group(IN_FLIGHT)
+    else:
+        async_copy.wait_group(IN_FLIGHT)
 
 
 @gluon.jit
 def inside(x, first, n, CFG: gl.constexpr):
     """The chunk x with -inf for scores outside of the window; first: the position of its first."""
-    number, v = vectors(CFG.warps, CFG.chunk_vectors)
+    number, v = vectors(CFG, CFG.chunk_vectors)
     position = number * VECTOR + first + v
     return gl.where((position >= 0) & (position < n), x, MINUS_INF)
 
 
 @gluon.jit
-def passes(x, low, everything):
-    """Which scores are listed. They are compared again wherever that is needed: there are only 7
-    predicate registers, so the compiler must not see that the result is known."""
-    return (x > score_of(low + opaque_zero())) | everything
+def passes(x, low, everything, CFG: gl.constexpr):
+    """Which scores are listed. Where there are only 7 predicate registers, they are compared again
+    wherever that is needed: then the compiler must not see that the result is known."""
+    if CFG.recomputes:
+        low = low + opaque_zero()
+    return (x > score_of(low)) | everything
 
 
 @gluon.jit
@@ -119,9 +143,9 @@ def walk(ring, row_ptr, skew, n, low, everything, k, lists, CFG: gl.constexpr):
     fewer than a chunk of them, so that a full list still has k others.
     """
     R: gl.constexpr = CFG.chunk_vectors
-    LT: gl.constexpr = tile_layout(CFG.warps, R)
-    CHUNK: gl.constexpr = CFG.warps * R * GROUP
-    LIST: gl.constexpr = CFG.warps * CFG.list_vectors * GROUP
+    LT: gl.constexpr = tile_layout(CFG, R)
+    CHUNK: gl.constexpr = tile_scores(CFG, R)
+    LIST: gl.constexpr = tile_scores(CFG, CFG.list_vectors)
     AHEAD: gl.constexpr = CFG.stages - 1
     end = n + skew
     chunks = (end + CHUNK - 1) // CHUNK
@@ -129,26 +153,28 @@ def walk(ring, row_ptr, skew, n, low, everything, k, lists, CFG: gl.constexpr):
     for c in gl.static_range(AHEAD):
         fetch(ring, row_ptr, c, end, CFG)
     for c in range(0, chunks):
-        async_copy.wait_group(AHEAD - 1)
+        wait_for_chunks(AHEAD - 1, CFG)
         x = ring.index(c % CFG.stages).load(LT)
         if (c == 0) | (c == chunks - 1):
             x = inside(x, c * CHUNK - skew, n, CFG)
-        place, count = places(passes(x, low, everything))
+        place, count = places(passes(x, low, everything, CFG))
         if length + count > LIST:
             low = shrink(lists, length, low, n, k, CFG)
             everything = low == NAN_KEY
             length = k + length * 0
             x = inside(ring.index(c % CFG.stages).load(LT), c * CHUNK - skew, n, CFG)
-            place, count = places(passes(x, low, everything))
-        number, v = vectors(CFG.warps, R)
+            place, count = places(passes(x, low, everything, CFG))
+        number, v = vectors(CFG, R)
         position = number * VECTOR + (c * CHUNK - skew) + v
         bits = x.to(gl.int32, bitcast=True)
-        gl.store(lists.positions_ptr + length + place, position, mask=passes(x, low, everything))
-        gl.store(lists.scores_ptr + length + place, bits, mask=passes(x, low, everything))
+        gl.store(
+            lists.positions_ptr + length + place, position, mask=passes(x, low, everything, CFG)
+        )
+        gl.store(lists.scores_ptr + length + place, bits, mask=passes(x, low, everything, CFG))
         length += count
         # The prefix sums synchronized all warps: all of them have read the chunk before this one.
         fetch(ring, row_ptr, c + AHEAD, end, CFG)
-    async_copy.wait_group(0)
+    wait_for_chunks(0, CFG)
     return length
 
 
@@ -160,8 +186,8 @@ def sample_pivot(row_ptr, end, k, CFG: gl.constexpr):
     deviation of more than 3.5 standard deviations.
     """
     R: gl.constexpr = CFG.list_vectors
-    COUNT: gl.constexpr = CFG.warps * R * 32  # vectors
-    number, v = vectors(CFG.warps, R)
+    COUNT: gl.constexpr = tile_vectors(CFG, R)
+    number, v = vectors(CFG, R)
     step = end // VECTOR
     at = number * (step // COUNT) + number * (step % COUNT) // COUNT
     keys = key_of(gl.load(row_ptr + at * VECTOR + v))
@@ -175,15 +201,15 @@ def sample_pivot(row_ptr, end, k, CFG: gl.constexpr):
 @gluon.jit
 def tile_positions(skew, CFG: gl.constexpr):
     """Positions of a row that is loaded whole."""
-    number, v = vectors(CFG.warps, CFG.list_vectors)
+    number, v = vectors(CFG, CFG.list_vectors)
     return number * VECTOR + v - skew
 
 
 @gluon.jit
 def line_of(CFG: gl.constexpr):
     """0, 1, …: places of a row that is written from the first to the last, four in a thread."""
-    WARPS: gl.constexpr = CFG.warps
-    return gl.arange(0, WARPS * GROUP, gl.BlockedLayout([VECTOR], [32], [WARPS], [0]))
+    LINE: gl.constexpr = gl.BlockedLayout([VECTOR], [CFG.lanes], [CFG.warps], [0])
+    return gl.arange(0, tile_scores(CFG, 1), LINE)
 
 
 @gluon.jit
@@ -212,7 +238,7 @@ def finish(k, target, CFG: gl.constexpr, HOW: gl.constexpr):
         clear(target, CFG)
     if HOW.page_size > 0 or HOW.adds_start or HOW.has_mask:
         thread_barrier()
-        for f in range(0, k, CFG.warps * GROUP):
+        for f in range(0, k, tile_scores(CFG, 1)):
             index = f + line_of(CFG)
             position = gl.load(target.out_row + index, mask=index < k, other=0)
             row = shown(position, index < k, target, HOW)
@@ -229,12 +255,12 @@ def write_all(n, k, target, CFG: gl.constexpr, HOW: gl.constexpr):
 
     target: RowOutput; HOW: Writing.
     """
-    for f in range(0, k, CFG.warps * GROUP):
+    for f in range(0, k, tile_scores(CFG, 1)):
         position = f + line_of(CFG)
         row = shown(position, position < n, target, HOW)
         gl.store(target.out_row + position, gl.where(position < n, row, -1), mask=position < k)
     if HOW.has_mask:
-        for f in range(0, target.words, CFG.warps * GROUP):
+        for f in range(0, target.words, tile_scores(CFG, 1)):
             word = f + line_of(CFG)
             left = gl.minimum(gl.maximum(n - 32 * word, 0), 32)
             bits = gl.where(left == 32, -1, (gl.full_like(left, 1) << (left & 31)) - 1)
@@ -244,7 +270,7 @@ def write_all(n, k, target, CFG: gl.constexpr, HOW: gl.constexpr):
 @gluon.jit
 def clear(target, CFG: gl.constexpr):
     """Write a mask without a bit set; accesses after the next barrier see it."""
-    for f in range(0, target.words, CFG.warps * GROUP):
+    for f in range(0, target.words, tile_scores(CFG, 1)):
         word = f + line_of(CFG)
         gl.store(target.mask_row + word, word * 0, mask=word < target.words)
 
@@ -288,13 +314,13 @@ def select_kernel(  # noqa: PLR0913
     """The top-k of all rows. CFG: SelectConfig. stride: from row to row, in vectors. ADD: positions
     become columns. LONG: whether any row can be longer than the list."""
     R: gl.constexpr = CFG.list_vectors
-    LIST: gl.constexpr = CFG.warps * R * GROUP
+    LIST: gl.constexpr = tile_scores(CFG, R)
     HOW: gl.constexpr = Writing(page_size=PAGE, adds_start=ADD, has_mask=mask_ptr is not None)
     if LONG:
         lists_ptr += gl.program_id(0) * (2 * LIST)
         lists = Lists(positions_ptr=lists_ptr, scores_ptr=lists_ptr + LIST)
         LINEAR: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[3, 2, 1, 0])
-        CHUNKS: gl.constexpr = [CFG.stages, CFG.warps, CFG.chunk_vectors, 32, VECTOR]
+        CHUNKS: gl.constexpr = [CFG.stages, CFG.warps, CFG.chunk_vectors, CFG.lanes, VECTOR]
         ring = gl.allocate_shared_memory(gl.float32, CHUNKS, LINEAR)
     for row in range(gl.program_id(0), rows, gl.num_programs(0)):
         start = gl.maximum(gl.load(starts_ptr + row), 0)

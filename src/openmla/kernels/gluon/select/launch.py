@@ -6,16 +6,22 @@ Nothing here reads a device tensor, so nothing waits for the GPU.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
 from openmla.indexer.operands import SelectOperands, SelectResults
 from openmla.kernels.call import WORKSPACE, Call, Sources, vector
+from openmla.kernels.gluon.compat import amd_function_attributes
 from openmla.kernels.gluon.select.kernel import select_kernel
 from openmla.kernels.gluon.select.plan import GluonSelectConfig
 from openmla.kernels.gluon.select.records import SelectConfig
 from openmla.planning import Plan
 
+REGISTERS_OF_A_SIMD = 512
+"""Registers of a lane of a CDNA4 SIMD, which its waves divide."""
+NO_ACCUMULATORS = amd_function_attributes("amdgpu-agpr-alloc=0")
+"""All registers as ordinary ones: left alone, the compiler sets some aside for matrix products."""
 SELECT_SOURCES: Sources = {
     "scores_ptr": "scores",
     "starts_ptr": "starts",
@@ -61,11 +67,22 @@ def _select(config: GluonSelectConfig, op: SelectOperands, results: SelectResult
             chunk_vectors=config.chunk_vectors,
             list_vectors=config.list_vectors,
             stages=config.stages,
+            lanes=config.lanes,
+            loads_to_lds=config.loads_to_lds,
+            recomputes=not config.loads_to_lds,
         ),
         "PAGE": op.page_size if table is not None else 0,
         "ADD": op.add_starts,
         "LONG": config.long_rows,
         "num_warps": config.warps,
-        "maxnreg": config.max_registers,
+        **_registers(config),
     }
     return Call(select_kernel, programs, arguments, SELECT_SOURCES)
+
+
+def _registers(config: GluonSelectConfig) -> dict[str, Any]:
+    """The compiler's options for them: a number, or so few waves on a SIMD that each has it."""
+    if config.loads_to_lds:
+        waves = REGISTERS_OF_A_SIMD // config.max_registers
+        return {"waves_per_eu": waves, **NO_ACCUMULATORS}
+    return {"maxnreg": config.max_registers}

@@ -1,11 +1,12 @@
-"""The plan of the selection: a Gluon kernel for NVIDIA GPUs that needs nothing newer than cp.async.
+"""The plan of the selection: a Gluon kernel for GPUs with cp.async, or with CDNA4's loads to LDS.
 
-Its numbers were chosen on an H200.
+Its numbers were chosen on an H200. A warp of 64 lanes does what one of 32 does, with half of the
+vectors in each thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -16,10 +17,11 @@ from openmla.planning.memory import MemoryMap, Wanted, lay_out
 from openmla.planning.serves import index_selection
 from openmla.planning.target import KB, Target
 
-REGISTERS_PER_SM = 65536
+REGISTERS_OF_A_LANE = 2048
+"""Registers of an SM or CU, divided by the lanes of a warp: 65536 / 32, and 131072 / 64."""
 FP32 = 4
 SCAN_BYTES = 4  # of a warp
-GROUP = 128  # scores that a warp loads at once
+VECTOR = 4  # scores that a lane loads at once
 SHORT_ROW = 8192  # scores that 8 warps hold in registers
 FEW = 2048  # of a list of 4096 that was cut, a chunk of 2048 fits behind: 4 warps do
 
@@ -47,18 +49,22 @@ class GluonSelectConfig(Limited):
     max_registers: int = 128
     """The fewer, the more rows on an SM: 96 of 4 warps take 0.72 ms there, 128 0.75. Short rows:
     64 take 0.136 ms at 4096 x 8192, 80 0.143, 128 0.147."""
+    lanes: int = 32
+    """Threads of a warp."""
+    loads_to_lds: bool = False
+    """Whether chunks are copied by CDNA4's loads to LDS; else by cp.async."""
 
     @cached_property
     def chunk(self) -> int:
-        return self.warps * self.chunk_vectors * GROUP
+        return self.warps * self.chunk_vectors * self.lanes * VECTOR
 
     @cached_property
     def list_size(self) -> int:
-        return self.warps * self.list_vectors * GROUP
+        return self.warps * self.list_vectors * self.lanes * VECTOR
 
     @cached_property
     def blocks_per_sm(self) -> int:
-        return REGISTERS_PER_SM // (32 * self.warps * self.max_registers)
+        return REGISTERS_OF_A_LANE // (self.warps * self.max_registers)
 
     @cached_property
     def smem_map(self) -> MemoryMap:
@@ -98,7 +104,7 @@ def select_config(problem: IndexProblem, target: Target) -> GluonSelectConfig:
 
 
 def _select_block(config: GluonSelectConfig, problem: IndexProblem) -> Block:
-    threads = 32 * config.warps
+    threads = config.lanes * config.warps
     return Block(
         tile_rows=1,
         tile_keys=config.chunk if config.long_rows else config.list_size,
@@ -109,11 +115,20 @@ def _select_block(config: GluonSelectConfig, problem: IndexProblem) -> Block:
     )
 
 
-SELECTION = Kernel(
-    name="select",
-    serves=index_selection(),
-    config=GluonSelectConfig,
-    choose=select_config,
-    block=_select_block,
-    launcher="openmla.kernels.gluon.select.launch",
-)
+def selection(
+    choose: Callable[[IndexProblem, Target], GluonSelectConfig] = select_config,
+    first_triton: tuple[int, int] = (0, 0),
+) -> Kernel:
+    """The kernel as a family declares it."""
+    return Kernel(
+        name="select",
+        serves=index_selection(),
+        config=GluonSelectConfig,
+        choose=choose,
+        block=_select_block,
+        launcher="openmla.kernels.gluon.select.launch",
+        first_triton=first_triton,
+    )
+
+
+SELECTION = selection()

@@ -13,6 +13,13 @@ class SelectConfig(NamedTuple):
     """Vectors of four scores that a thread holds of a list, or of a row that is loaded whole."""
     stages: int
     """Chunks in the ring."""
+    lanes: int
+    """Threads of a warp."""
+    loads_to_lds: bool
+    """Chunks are copied by CDNA4's loads to LDS; else by cp.async."""
+    recomputes: bool
+    """What is cheap is computed where it is used, hidden from the compiler by zeros in PTX, instead
+    of being kept in registers."""
 
 
 class Lists(NamedTuple):

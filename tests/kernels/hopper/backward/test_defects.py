@@ -202,14 +202,6 @@ MASKS = [
 ]
 STATISTICS = [
     BackwardDefect(
-        "rows that see no key have weights",
-        None,
-        "gradients.statistics",
-        "total = gl.where(seeing, total * LOG2_E, PLUS_INF)",
-        "total = gl.where(seeing, total * LOG2_E, 0.0)",
-        "more queries than keys",
-    ),
-    BackwardDefect(
         "the sink is left out of the total",
         None,
         "gradients.statistics",
@@ -244,7 +236,7 @@ STATISTICS = [
 RESULTS = [
     BackwardDefect(
         "the row after a sequence is written",
-        Kind.OUTPUT,
+        Kind.RACE,
         "backward.store",
         "(row < item.rows)[:, None])",
         "(row <= item.rows)[:, None])",

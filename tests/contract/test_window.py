@@ -194,17 +194,25 @@ def test_it_compiles_as_one_graph() -> None:
 
 
 @pytest.mark.parametrize("problem", [DENSE, LATENT], ids=["dense", "latent"])
-def test_no_chips_own_kernel_takes_it_so_auto_is_the_portable_one(problem: Problem) -> None:
+def test_auto_is_the_portable_kernel_where_a_chips_own_does_not_take_it(problem: Problem) -> None:
+    own = {"b200": "blackwell"} if problem.form == "dense" else {}
     for target in ("h200", "b200", "mi355x", "a100"):
-        assert plan(problem, target=target).backend == "portable"
+        assert plan(problem, target=target).backend == own.get(target, "portable")
         assert "window of 128" in plan(problem, target=target).explain()
     serving = {
         f.name for f in FAMILIES for k in f.of_form(problem.form) if k.serves.mentions("window")
     }
-    assert serving == {"reference", "cpu", "portable"}
+    assert serving == {"reference", "cpu", "portable", *own.values()}
     for target, backend in (("h200", "hopper"), ("b200", "blackwell"), ("mi355x", "cdna4")):
-        with pytest.raises(Unsupported, match="window 128: not served"):
-            plan(problem, target=target, backend=backend)
+        if target not in own:
+            with pytest.raises(Unsupported, match="window 128: not served"):
+                plan(problem, target=target, backend=backend)
+
+
+def test_blackwell_takes_no_window_beside_pages_or_a_mask() -> None:
+    for more in ({"has_key_mask": True}, {"rope": "cache", "page_size": 64}):
+        with pytest.raises(Unsupported, match="a window beside pages or a key mask"):
+            plan(replace(DENSE, **more), target="b200", backend="blackwell")
 
 
 def test_splits_follow_the_keys_that_are_seen() -> None:

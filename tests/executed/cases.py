@@ -152,6 +152,13 @@ CASES: dict[str, dict[str, Case]] = {
         "dense mask of few, one tile, sinks": dense(
             100, 300, key_mask="few", causal=False, sink="mixed", seed=42
         ),
+        "dense window": dense(250, 500, window=150, heads=1, seed=47),
+        "dense window of one tile, groups, fp8, scales": dense(
+            *(100, 400),
+            **{"window": 70, "group": 2, "dtype": "e4m3", "q_scale": True, "k_scale": True},
+            seed=48,
+        ),
+        "dense groups, fp32 out": dense(250, 300, group=2, out="given", fp32_out=True, seed=49),
         "dense fp8 192+64->256": dense(100, 200, d_nope=192, d_v=256, dtype="e4m3", seed=40),
         "dense 64+32->64": dense(250, 300, d_nope=64, d_rope=32, d_v=64, seed=43),
         "sparse fp8 queries and rows": sparse("plain", dtype="e4m3", q_lens=(1,), seed=46),

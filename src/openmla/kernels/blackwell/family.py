@@ -64,10 +64,16 @@ _EVERY_DENSE = {
     "form": OneOf("dense"),
     "heads": Range(1, MAX_HEADS),
     **either("causal", "has_sink", "has_q_scale", "has_k_scale", "wants_lse"),
-    **either("has_key_mask", "has_k_start"),
+    **either("has_key_mask", "has_k_start", "fp32_out"),
+    "group": Range(1),
+    "window": ANY,
     **LENGTHS,
     "aligned_16": ALIGNED,
 }
+_WINDOW_OF_ROWS: Limit[Problem] = Limit(
+    lambda p: not p.window or (p.rope != "cache" and not p.has_key_mask),
+    lambda p: "a window beside pages or a key mask: its blocks begin at any key, theirs do not",
+)
 _WIDTHS = ("d_nope", "d_v")
 # Narrower rope of 16 bits: a box of 64 columns fills with zeros behind it.
 _16_BIT_ROPE = OneOf(ROPE_COLUMNS // 2, ROPE_COLUMNS)
@@ -130,7 +136,7 @@ def _dense(
 ) -> Kernel:
     return Kernel(
         name=name,
-        serves=Serves(served, limits),
+        serves=Serves(served, (*limits, _WINDOW_OF_ROWS)),
         config=DenseConfig,
         choose=choose,
         not_compiled=_not_compiled,

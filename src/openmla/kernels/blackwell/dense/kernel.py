@@ -92,7 +92,7 @@ from openmla.kernels.gluon.barriers import barriers
 from openmla.kernels.gluon.boxes import LANES
 
 COUNTS = ["batch", "total_q", "total_k", "heads", "table_stride", "last_page", "factor"]
-COUNTS += ["mask_words"]
+COUNTS += ["mask_words", "window"]
 STRIDES = [
     "out_stride_t",
     "out_stride_h",
@@ -152,8 +152,10 @@ def dense_kernel(  # noqa: PLR0913
     lse_stride_h,
     mask_stride,
     mask_words,
+    window,
     QUERIES: gl.constexpr,
     GROUPS: gl.constexpr,
+    KEY_GROUP: gl.constexpr,
     BN: gl.constexpr,
     RING: gl.constexpr,
     DIMS: gl.constexpr,
@@ -170,8 +172,9 @@ def dense_kernel(  # noqa: PLR0913
     REGISTERS: gl.constexpr,
     LAYOUTS: gl.constexpr,
 ):
-    """QUERIES: as in multiply.py. GROUPS: softmax groups. THRESHOLD: see softmax.py. TMEM_COLUMNS:
-    columns to allocate. These constants are records:
+    """QUERIES: as in multiply.py. GROUPS: softmax groups. KEY_GROUP: query heads that share a head
+    of K and V. THRESHOLD: see softmax.py. TMEM_COLUMNS: columns to allocate. These constants are
+    records:
 
     | constant | record |
     |---|---|
@@ -196,7 +199,9 @@ def dense_kernel(  # noqa: PLR0913
         scale_buffers=ROPES,
     )
     MULTIPLY: gl.constexpr = MultiplyHow(columns=DIMS, ring=RING, raw=RAW)
-    LOAD: gl.constexpr = LoadHow(columns=DIMS, ring=RING, rope=ROPE, raw=RAW, tile_bytes=BYTES)
+    LOAD: gl.constexpr = LoadHow(
+        columns=DIMS, ring=RING, rope=ROPE, raw=RAW, tile_bytes=BYTES, group=KEY_GROUP
+    )
     sequences = Sequences(
         cu_seqlens_q=cu_q_ptr,
         cu_seqlens_k=cu_k_ptr,
@@ -205,6 +210,7 @@ def dense_kernel(  # noqa: PLR0913
         total_q=total_q,
         total_k=total_k,
         heads=heads,
+        window=window,
     )
     # Scales of keys are released by both softmax groups, block by block, so none may skip one.
     work = work_item_of(gl.program_id(0), sequences, 128 * NQ * CTAS, BN, CAUSAL, not SCALED, CTAS)

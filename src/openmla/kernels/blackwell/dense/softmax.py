@@ -33,7 +33,7 @@ from openmla.kernels.blackwell.dense.columns import (
     tell,
 )
 from openmla.kernels.blackwell.dense.records import KeyBits, Limits, SoftmaxState, TileScales
-from openmla.kernels.gluon.scores import MINUS_INF, SELECT, mask, signed
+from openmla.kernels.gluon.scores import MINUS_INF, SELECT, mask, opaque_zero, signed
 
 Q_ROWS = gl.constexpr(128)
 MOST_STEPS = gl.constexpr(127)  # from there on 2^-steps is 0, whose exponent's bits are 0
@@ -105,6 +105,24 @@ def keep_bits(S, words):
 
 
 @gluon.jit
+def keep_since(S, since):
+    """S where row r sees the column, from since + r on, else -inf."""
+    SL: gl.constexpr = S.type.layout
+    columns = gl.arange(0, S.shape[1], gl.SliceLayout(0, SL)) + opaque_zero()
+    rows = gl.arange(0, S.shape[0], gl.SliceLayout(1, SL))
+    return gl.where(columns[None, :] >= (rows + since)[:, None], S, MINUS_INF)
+
+
+@gluon.jit
+def limits_of(work, seen, skip):
+    """The Limits of a block whose first key is number `skip`; `seen`: keys that row 0 sees."""
+    since = None
+    if work.window is not None:
+        since = seen - work.window - skip
+    return Limits(seen=seen - skip, keys=work.keys - skip, since=since)
+
+
+@gluon.jit
 def half_of(
     tmem,
     tile: gl.constexpr,
@@ -133,6 +151,8 @@ def half_of(
         S = S * scales.rows[:, None]
     if MASKED:
         S = mask(S, limits.seen - first, limits.keys - first, HOW.is_causal)
+        if limits.since is not None:
+            S = keep_since(S, limits.since - first)
     if words is not None:
         S = keep_bits(S, words)
     return S
@@ -230,7 +250,7 @@ def softmax_two(
     TMEM: gl.constexpr,
 ):
     """Query tile WHO over every block; the first tile leaves out those that it skips."""
-    keys, blocks = work.keys, work.blocks
+    blocks = work.blocks
     BN: gl.constexpr = TMEM.keys
     seen = work.seen + WHO * Q_ROWS * TMEM.ctas
     state = start(TMEM)
@@ -244,47 +264,41 @@ def softmax_two(
     first = blocks * 0
     if WHO == 0:
         first = work.skipped
-    for j in range(first, blocks - work.unmasked):
-        skip = (blocks - 1 - j) * BN
-        turn = j - first
-        limits = Limits(seen=seen - skip, keys=keys - skip)
-        state = weigh(
-            tmem,
-            bars,
-            state,
-            WHO,
-            j,
-            turn,
-            limits,
-            factor,
-            tile_scales,
-            tile_bits,
-            skip,
-            2,
-            True,
-            HOW,
-            TMEM,
-        )
-    for j in range(blocks - work.unmasked, blocks):
-        skip = (blocks - 1 - j) * BN
-        turn = j - first
-        state = weigh(
-            tmem,
-            bars,
-            state,
-            WHO,
-            j,
-            turn,
-            None,
-            factor,
-            tile_scales,
-            tile_bits,
-            skip,
-            2,
-            False,
-            HOW,
-            TMEM,
-        )
+    # Blocks that need a causal mask, those that need none, and where windows begin.
+    for part in gl.static_range(2 if work.window is None else 3):
+        begin = first
+        end = blocks - work.unmasked
+        if part > 0:
+            begin = blocks - work.unmasked
+            end = blocks
+            if work.window is not None:
+                if part == 1:
+                    end = blocks - work.windowed
+                else:
+                    begin = blocks - work.windowed
+        for j in range(begin, end):
+            skip = (blocks - 1 - j) * BN
+            turn = j - first
+            limits = None
+            if part != 1:
+                limits = limits_of(work, seen, skip)
+            state = weigh(
+                tmem,
+                bars,
+                state,
+                WHO,
+                j,
+                turn,
+                limits,
+                factor,
+                tile_scales,
+                tile_bits,
+                skip,
+                2,
+                part != 1,
+                HOW,
+                TMEM,
+            )
     if blocks > 0:
         tell(tmem, WHO, REFERENCE, state.row_max, TMEM)
         tell(tmem, WHO, TOTAL, state.row_sum, TMEM)
@@ -308,8 +322,11 @@ def softmax_one(tmem, bars, work, factor, scales, key_mask, HOW: gl.constexpr, T
         for tile in gl.static_range(2):
             j = 2 * pair + tile
             skip = (blocks - 1 - j) * BN
-            if j < blocks - unmasked:
-                limits = Limits(seen=work.seen - skip, keys=work.keys - skip)
+            is_masked = j < blocks - unmasked
+            if work.window is not None:
+                is_masked = is_masked | ((j >= blocks - work.windowed) & (j < blocks))
+            if is_masked:
+                limits = limits_of(work, work.seen, skip)
                 state = weigh(
                     tmem,
                     bars,

@@ -24,6 +24,8 @@ ARBITRARY = 0.4
 """Share of cases with arbitrary widths."""
 UNSERVED = 0.04
 """Share of cases with a feature that the family does not have."""
+NEWER, NOT_YET = 0.3, 0.02
+"""Shares of cases with a window, grouped heads or fp32 out, where a family has them and not."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,9 @@ class Menu:
     """Keys of requests that are split."""
     mixed: bool = False
     """Whether e4m3 queries go with V of 16 bits and with scales; otherwise with e4m3 values."""
+    window: bool = False
+    group: bool = False
+    fp32_out: bool = False
 
 
 # What is drawn from, as far as a family serves it; what stands twice is drawn twice as often.
@@ -99,6 +104,9 @@ def menu_of(target: str, form: str) -> Menu:
         pages=served("page_size", *_PAGES),
         per_token_scales=bool(served("has_q_scale", True)),
         mixed=any(s.takes("q_dtype", "e4m3") and s.takes("v_dtype", "bf16") for s in serves),
+        window=bool(served("window", 100)),
+        group=bool(served("group", 2)),
+        fp32_out=bool(served("fp32_out", True)),
         **dict(zip(("query_tiles", "key_tiles", "long_keys"), _TILES[target][form], strict=False)),
     )
 
@@ -128,7 +136,23 @@ def simulated_case(target: str, seed: int) -> Case:
     fields = _options(rng, menu) | fields
     if fields["values"] == "exact":
         fields["scale"] = 0.25  # products of small integers and this are exact
-    return _cut(Case(**fields))
+    return _with_newer_options(_cut(Case(**fields)), target, menu)
+
+
+def _with_newer_options(case: Case, target: str, menu: Menu) -> Case:
+    """Windows, grouped heads and fp32 out, by numbers of their own: cases without them stay what
+    they were."""
+    rng = random.Random(f"newer options {target} {case.seed}")
+    longest = max(case.k_lens, default=1) or 1
+    edges = (1, 2, 63, 64, 65, 127, 128, 129, longest - 1, longest, rng.randint(1, longest))
+    if case.causal and case.form != "sparse" and rng.random() < (NEWER if menu.window else NOT_YET):
+        case = replace(case, window=max(rng.choice(edges), 1))
+    divisors = [n for n in range(2, case.heads + 1) if case.heads % n == 0]
+    if case.form == "dense" and divisors and rng.random() < (NEWER if menu.group else NOT_YET):
+        case = replace(case, group=rng.choice(divisors))
+    if rng.random() < (NEWER if menu.fp32_out else NOT_YET):
+        case = replace(case, out="aligned", fp32_out=case.dtype != "fp32")
+    return case
 
 
 def tiles(case: Case) -> int:

@@ -195,7 +195,7 @@ def test_it_compiles_as_one_graph() -> None:
 
 @pytest.mark.parametrize("problem", [DENSE, LATENT], ids=["dense", "latent"])
 def test_auto_is_the_portable_kernel_where_a_chips_own_does_not_take_it(problem: Problem) -> None:
-    own = {"b200": "blackwell"} if problem.form == "dense" else {}
+    own = {"b200": "blackwell"}
     for target in ("h200", "b200", "mi355x", "a100"):
         assert plan(problem, target=target).backend == own.get(target, "portable")
         assert "window of 128" in plan(problem, target=target).explain()
@@ -207,6 +207,16 @@ def test_auto_is_the_portable_kernel_where_a_chips_own_does_not_take_it(problem:
         if target not in own:
             with pytest.raises(Unsupported, match="window 128: not served"):
                 plan(problem, target=target, backend=backend)
+
+
+def test_long_windows_of_rows_are_split_and_fp8_rows_have_no_pair() -> None:
+    for window, backend in ((4096, "blackwell"), (4097, "portable")):
+        long = replace(LATENT, table_keys=1 << 20, total_k=1 << 20, window=window)
+        assert plan(long, target="b200").backend == backend
+    fp8 = dict.fromkeys(("kv_dtype", "v_dtype", "rope_dtype"), "fp8_656")
+    wide = replace(LATENT, heads=128, table_keys=1 << 20)
+    assert plan(wide, target="b200").kernel_name == "latent_pair"
+    assert plan(replace(wide, **fp8), target="b200").kernel_name == "latent_fp8_rows"
 
 
 def test_blackwell_takes_no_window_beside_pages_or_a_mask() -> None:

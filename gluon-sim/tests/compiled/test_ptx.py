@@ -99,6 +99,12 @@ def test_integers(body, expected):
             "mov.b32 {%rs1, %rs2}, %r4; cvt.f32.f16 %r2, %rs2;",
             lambda x: 448.0,
         ),
+        (
+            "cvt.rn.f32.u32 %r3, %r1; fma.rn.f32 %r3, %r3, 0f3D000000, 0f3F800000; "
+            "cvt.rn.satfinite.e4m3x2.f32 %rs1, %r3, 0f3F800000; cvt.rn.bf16x2.e4m3x2 %r4, %rs1; "
+            "mov.b32 {%rs1, %rs2}, %r4; cvt.f32.bf16 %r2, %rs2;",
+            lambda x: float(torch.tensor(1 + x / 32).to(torch.float8_e4m3fn)),
+        ),
     ],
 )
 def test_floats(body, expected):

@@ -57,6 +57,8 @@ STEPS: dict[str, tuple[Case, ...]] = {
         replace(_RAGGED, k_lens=(300, 5, 259, 0), window=128, sink="mixed"),
         _LISTS,
         replace(_LATENT, q_lens=(1, 0, 33), k_lens=(65, 5, 130), spare=2),
+        replace(_LATENT, q_lens=(2, 1), k_lens=(230, 60), window=100),
+        replace(_LATENT, heads=128, q_lens=(2,), k_lens=(420,), window=300),
     ),
     "other widths": (
         _WIDE,

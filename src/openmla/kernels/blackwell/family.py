@@ -65,7 +65,7 @@ _EVERY_DENSE = {
     "heads": Range(1, MAX_HEADS),
     **either("causal", "has_sink", "has_q_scale", "has_k_scale", "wants_lse"),
     **either("has_key_mask", "has_k_start", "fp32_out"),
-    "group": Range(1),
+    "group": Range(1, MAX_HEADS),
     "window": ANY,
     **LENGTHS,
     "aligned_16": ALIGNED,

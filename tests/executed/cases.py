@@ -139,6 +139,16 @@ CASES: dict[str, dict[str, Case]] = {
             "bf16", d_nope=256, d_v=256, q_lens=(1,), values="rising", scale=1.0, seed=36
         ),
         "latent pair": latent("bf16", heads=128, q_lens=(1, 1), k_lens=(300, 5), seed=19),
+        # Nine ranges of 512 keys, and their merge: the fewest keys that are split.
+        "latent split": latent("bf16", heads=8, q_lens=(1,), k_lens=(4097,), seed=50),
+        "latent 656 split, sinks": latent(
+            "fp8_656", heads=3, q_lens=(1, 1), k_lens=(4100, 70), sink="mixed", seed=51
+        ),
+        "latent window": latent("bf16", q_lens=(2, 1), k_lens=(200, 60), window=100, seed=52),
+        "latent 656 window": latent("fp8_656", q_lens=(1,), k_lens=(200,), window=70, seed=53),
+        "latent pair window": latent(
+            "bf16", heads=128, q_lens=(1,), k_lens=(400,), window=300, seed=54
+        ),
         "dense fp8": dense(250, 300, dtype="e4m3", seed=37),
         "dense fp8 one tile, v and rope bf16, scales": dense(
             100, 300, dtype="e4m3", side_dtype="bf16", q_scale=True, k_scale=True, seed=38

@@ -141,9 +141,6 @@ CASES: dict[str, dict[str, Case]] = {
         "latent pair": latent("bf16", heads=128, q_lens=(1, 1), k_lens=(300, 5), seed=19),
         # Nine ranges of 512 keys, and their merge: the fewest keys that are split.
         "latent split": latent("bf16", heads=8, q_lens=(1,), k_lens=(4097,), seed=50),
-        "latent 656 split, sinks": latent(
-            "fp8_656", heads=3, q_lens=(1, 1), k_lens=(4100, 70), sink="mixed", seed=51
-        ),
         "latent window": latent("bf16", q_lens=(2, 1), k_lens=(200, 60), window=100, seed=52),
         "latent 656 window": latent("fp8_656", q_lens=(1,), k_lens=(200,), window=70, seed=53),
         "latent pair window": latent(

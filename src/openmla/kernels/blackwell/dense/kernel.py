@@ -82,10 +82,12 @@ from openmla.kernels.blackwell.dense.records import (
     Sources,
     Tiles,
     TokenScales,
+    Visibility,
+    Windows,
 )
 from openmla.kernels.blackwell.dense.ring import signals
 from openmla.kernels.blackwell.dense.softmax import softmax
-from openmla.kernels.blackwell.dense.tiles import work_item_of
+from openmla.kernels.blackwell.dense.tiles import blocks_of_windows, work_item_of
 from openmla.kernels.blackwell.dequantize import dequantize
 from openmla.kernels.blackwell.records import HeadRows
 from openmla.kernels.gluon.barriers import barriers
@@ -215,6 +217,10 @@ def dense_kernel(  # noqa: PLR0913
     # Scales of keys are released by both softmax groups, block by block, so none may skip one.
     work = work_item_of(gl.program_id(0), sequences, 128 * NQ * CTAS, BN, CAUSAL, not SCALED, CTAS)
 
+    windows = Windows(keys=None, blocks=None)
+    if window is not None:
+        windows = Windows(keys=window, blocks=blocks_of_windows(work, window, 128 * NQ * CTAS, BN))
+
     # A buffer or barrier that this problem does not use is None, not an alias of another one.
     ROWS: gl.constexpr = 128 * CTAS
     q_main = gl.allocate_shared_memory(DTYPE, [NQ, ROWS, DIMS.main], LAYOUTS.main)
@@ -302,14 +308,15 @@ def dense_kernel(  # noqa: PLR0913
     )
     scales = TokenScales(keys=scale_smem, queries=q_scale_ptr)
     key_mask = KeyMask(base=mask_ptr, row_stride=mask_stride, words=mask_words)
+    hidden = Visibility(key_mask=key_mask, windows=windows)
     R0: gl.constexpr = REGISTERS.softmax
     R1: gl.constexpr = REGISTERS.correction
     R2: gl.constexpr = REGISTERS.single
     if GROUPS == 2 and DEQUANTIZES:
         gl.warp_specialize(
             [
-                (softmax, (tmem, bars, work, factor, scales, key_mask, 0, QUERIES, SOFTMAX, TMEM)),
-                (softmax, (tmem, bars, work, factor, scales, key_mask, 1, QUERIES, SOFTMAX, TMEM)),
+                (softmax, (tmem, bars, work, factor, scales, hidden, 0, QUERIES, SOFTMAX, TMEM)),
+                (softmax, (tmem, bars, work, factor, scales, hidden, 1, QUERIES, SOFTMAX, TMEM)),
                 (correction, (tmem, q_main, bars, work, results, sink_ptr, QUERIES, TMEM)),
                 (multiply, (smem, tmem, bars, work, QUERIES, MULTIPLY, TMEM)),
                 (load, (sources, smem, bars, table, work, QUERIES, LOAD)),
@@ -321,8 +328,8 @@ def dense_kernel(  # noqa: PLR0913
     elif GROUPS == 2:
         gl.warp_specialize(
             [
-                (softmax, (tmem, bars, work, factor, scales, key_mask, 0, QUERIES, SOFTMAX, TMEM)),
-                (softmax, (tmem, bars, work, factor, scales, key_mask, 1, QUERIES, SOFTMAX, TMEM)),
+                (softmax, (tmem, bars, work, factor, scales, hidden, 0, QUERIES, SOFTMAX, TMEM)),
+                (softmax, (tmem, bars, work, factor, scales, hidden, 1, QUERIES, SOFTMAX, TMEM)),
                 (correction, (tmem, q_main, bars, work, results, sink_ptr, QUERIES, TMEM)),
                 (multiply, (smem, tmem, bars, work, QUERIES, MULTIPLY, TMEM)),
                 (load, (sources, smem, bars, table, work, QUERIES, LOAD)),
@@ -333,7 +340,7 @@ def dense_kernel(  # noqa: PLR0913
     elif DEQUANTIZES:
         gl.warp_specialize(
             [
-                (softmax, (tmem, bars, work, factor, scales, key_mask, 0, QUERIES, SOFTMAX, TMEM)),
+                (softmax, (tmem, bars, work, factor, scales, hidden, 0, QUERIES, SOFTMAX, TMEM)),
                 (correction, (tmem, q_main, bars, work, results, sink_ptr, QUERIES, TMEM)),
                 (multiply, (smem, tmem, bars, work, QUERIES, MULTIPLY, TMEM)),
                 (load, (sources, smem, bars, table, work, QUERIES, LOAD)),
@@ -345,7 +352,7 @@ def dense_kernel(  # noqa: PLR0913
     else:
         gl.warp_specialize(
             [
-                (softmax, (tmem, bars, work, factor, scales, key_mask, 0, QUERIES, SOFTMAX, TMEM)),
+                (softmax, (tmem, bars, work, factor, scales, hidden, 0, QUERIES, SOFTMAX, TMEM)),
                 (correction, (tmem, q_main, bars, work, results, sink_ptr, QUERIES, TMEM)),
                 (multiply, (smem, tmem, bars, work, QUERIES, MULTIPLY, TMEM)),
                 (load, (sources, smem, bars, table, work, QUERIES, LOAD)),

@@ -47,11 +47,16 @@ class WorkItem(NamedTuple):
     request: Any
     skipped: Any
     """How many of these blocks, the first ones visited, no row of the first query tile sees."""
-    window: Any
+
+
+class Windows(NamedTuple):
+    """The windows of the rows of a work item."""
+
+    keys: Any
     """As in `Sequences`."""
-    windowed: Any
+    blocks: Any
     """How many of the unmasked blocks, the last ones visited, begin before the window of some row,
-    and need a mask for that; None without a window."""
+    and need a mask for that; None without windows."""
 
 
 class Columns(NamedTuple):
@@ -283,6 +288,13 @@ class KeyMask(NamedTuple):
     row_stride: Any
     words: Any
     """Words of a row; keys after them are not seen."""
+
+
+class Visibility(NamedTuple):
+    """Which keys the rows of a work item see, besides causal."""
+
+    key_mask: KeyMask
+    windows: Windows
 
 
 class KeyBits(NamedTuple):

@@ -16,7 +16,8 @@ holds. The factor goes to the correction group as soon as it is known; row_max a
 after the last block.
 
 Arguments of all functions: the TMEM allocation `tmem`, all Barriers `bars`, WorkItem `work`,
-TokenScales or TileScales `scales`, KeyMask `key_mask` or its KeyBits `bits`, which may be None,
+TokenScales or TileScales `scales`, Visibility `hidden`, KeyMask `key_mask` or its KeyBits `bits`,
+which may be None,
 SoftmaxHow `HOW`; factor = scale * log2 e. TMEM: see columns.py.
 """
 
@@ -111,15 +112,6 @@ def keep_since(S, since):
     columns = gl.arange(0, S.shape[1], gl.SliceLayout(0, SL)) + opaque_zero()
     rows = gl.arange(0, S.shape[0], gl.SliceLayout(1, SL))
     return gl.where(columns[None, :] >= (rows + since)[:, None], S, MINUS_INF)
-
-
-@gluon.jit
-def limits_of(work, seen, skip):
-    """The Limits of a block whose first key is number `skip`; `seen`: keys that row 0 sees."""
-    since = None
-    if work.window is not None:
-        since = seen - work.window - skip
-    return Limits(seen=seen - skip, keys=work.keys - skip, since=since)
 
 
 @gluon.jit
@@ -244,7 +236,7 @@ def softmax_two(
     work,
     factor,
     scales,
-    key_mask,
+    hidden,
     WHO: gl.constexpr,
     HOW: gl.constexpr,
     TMEM: gl.constexpr,
@@ -258,6 +250,7 @@ def softmax_two(
     if scales.queries is not None:
         row_scales = scales_of_rows(scales.queries, work, WHO, state.row_max)
     tile_scales = TileScales(keys=scales.keys, rows=row_scales)
+    key_mask, windows = hidden
     tile_bits = None
     if key_mask.base is not None:
         tile_bits = bits_of_tile(key_mask, work, WHO, TMEM)
@@ -265,23 +258,26 @@ def softmax_two(
     if WHO == 0:
         first = work.skipped
     # Blocks that need a causal mask, those that need none, and where windows begin.
-    for part in gl.static_range(2 if work.window is None else 3):
+    for part in gl.static_range(2 if windows.keys is None else 3):
         begin = first
         end = blocks - work.unmasked
         if part > 0:
             begin = blocks - work.unmasked
             end = blocks
-            if work.window is not None:
+            if windows.keys is not None:
                 if part == 1:
-                    end = blocks - work.windowed
+                    end = blocks - windows.blocks
                 else:
-                    begin = blocks - work.windowed
+                    begin = blocks - windows.blocks
         for j in range(begin, end):
             skip = (blocks - 1 - j) * BN
             turn = j - first
             limits = None
             if part != 1:
-                limits = limits_of(work, seen, skip)
+                limits = Limits(seen=seen - skip, keys=work.keys - skip, since=None)
+                if windows.keys is not None:
+                    since = seen - windows.keys - skip
+                    limits = Limits(seen=limits.seen, keys=limits.keys, since=since)
             state = weigh(
                 tmem,
                 bars,
@@ -306,7 +302,7 @@ def softmax_two(
 
 
 @gluon.jit
-def softmax_one(tmem, bars, work, factor, scales, key_mask, HOW: gl.constexpr, TMEM: gl.constexpr):
+def softmax_one(tmem, bars, work, factor, scales, hidden, HOW: gl.constexpr, TMEM: gl.constexpr):
     """One query tile, the scores of block j in score tile j % 2."""
     blocks, unmasked = work.blocks, work.unmasked
     BN: gl.constexpr = TMEM.keys
@@ -315,6 +311,7 @@ def softmax_one(tmem, bars, work, factor, scales, key_mask, HOW: gl.constexpr, T
     if scales.queries is not None:
         row_scales = scales_of_rows(scales.queries, work, 0, state.row_max)
     tile_scales = TileScales(keys=scales.keys, rows=row_scales)
+    key_mask, windows = hidden
     tile_bits = None
     if key_mask.base is not None:
         tile_bits = bits_of_tile(key_mask, work, 0, TMEM)
@@ -323,10 +320,13 @@ def softmax_one(tmem, bars, work, factor, scales, key_mask, HOW: gl.constexpr, T
             j = 2 * pair + tile
             skip = (blocks - 1 - j) * BN
             is_masked = j < blocks - unmasked
-            if work.window is not None:
-                is_masked = is_masked | ((j >= blocks - work.windowed) & (j < blocks))
+            if windows.keys is not None:
+                is_masked = is_masked | ((j >= blocks - windows.blocks) & (j < blocks))
             if is_masked:
-                limits = limits_of(work, work.seen, skip)
+                limits = Limits(seen=work.seen - skip, keys=work.keys - skip, since=None)
+                if windows.keys is not None:
+                    since = work.seen - windows.keys - skip
+                    limits = Limits(seen=limits.seen, keys=limits.keys, since=since)
                 state = weigh(
                     tmem,
                     bars,
@@ -375,7 +375,7 @@ def softmax(
     work,
     factor,
     scales,
-    key_mask,
+    hidden,
     WHO: gl.constexpr,
     QUERIES: gl.constexpr,
     HOW: gl.constexpr,
@@ -383,12 +383,12 @@ def softmax(
 ):
     """The partition of softmax group WHO. QUERIES: as in multiply.py."""
     if QUERIES == 2:
-        softmax_two(tmem, bars, work, factor, scales, key_mask, WHO, HOW, TMEM)
+        softmax_two(tmem, bars, work, factor, scales, hidden, WHO, HOW, TMEM)
     elif QUERIES == 1:
         if WHO == 0:
-            softmax_one(tmem, bars, work, factor, scales, key_mask, HOW, TMEM)
+            softmax_one(tmem, bars, work, factor, scales, hidden, HOW, TMEM)
     else:
         if work.rows > Q_ROWS:
-            softmax_two(tmem, bars, work, factor, scales, key_mask, WHO, HOW, TMEM)
+            softmax_two(tmem, bars, work, factor, scales, hidden, WHO, HOW, TMEM)
         elif WHO == 0:
-            softmax_one(tmem, bars, work, factor, scales, key_mask, HOW, TMEM)
+            softmax_one(tmem, bars, work, factor, scales, hidden, HOW, TMEM)

@@ -141,10 +141,6 @@ def work_item_of(
     if CAUSAL and SKIPS:
         half_stop = gl.minimum(stop, seen + BM // 2 - 1)
     skipped = gl.maximum(blocks - gl.maximum((half_stop + BN - 1) // BN, 1), 0)
-    windowed = None
-    if sequences.window is not None:
-        latest = first_key(seen + gl.minimum(q_len - row, BM) - 1, sequences.window)
-        windowed = gl.minimum((latest + BN - 1) // BN, unmasked)
     return WorkItem(
         head=head,
         token=q_start + row,
@@ -156,6 +152,11 @@ def work_item_of(
         unmasked=unmasked,
         request=request,
         skipped=skipped,
-        window=sequences.window,
-        windowed=windowed,
     )
+
+
+@gluon.jit
+def blocks_of_windows(work, window, BM: gl.constexpr, BN: gl.constexpr):
+    """How many unmasked blocks of a WorkItem begin before the window of its last row."""
+    latest = first_key(work.seen + gl.minimum(work.rows, BM) - 1, window)
+    return gl.minimum((latest + BN - 1) // BN, work.unmasked)

@@ -193,7 +193,7 @@ def test_it_compiles_as_one_graph() -> None:
     assert formula.same_bits(attend(call["q"]), openmla.mla_prefill(**call, window=3))
 
 
-OWN_KERNELS = {"dense": {"hopper", "cdna4"}, "latent": {"cdna4"}}
+OWN_KERNELS = {"dense": {"hopper", "blackwell", "cdna4"}, "latent": {"blackwell", "cdna4"}}
 """Families that serve a window beside the portable kernels and the CPU's."""
 CHIPS = {"h200": "hopper", "b200": "blackwell", "mi355x": "cdna4", "a100": "portable"}
 
@@ -250,6 +250,22 @@ def test_what_cdna4_leaves_to_the_portable_kernel() -> None:
             problem = replace(DENSE, **e4m3, **narrow, has_key_mask=masked)
             assert plan(problem, target="mi355x").backend == backend
     assert plan(replace(DENSE, has_key_mask=True), target="mi355x").backend == "cdna4"
+
+
+def test_long_windows_of_rows_are_split_and_fp8_rows_have_no_pair() -> None:
+    for window, backend in ((4096, "blackwell"), (4097, "portable")):
+        long = replace(LATENT, table_keys=1 << 20, total_k=1 << 20, window=window)
+        assert plan(long, target="b200").backend == backend
+    fp8 = dict.fromkeys(("kv_dtype", "v_dtype", "rope_dtype"), "fp8_656")
+    wide = replace(LATENT, heads=128, table_keys=1 << 20)
+    assert plan(wide, target="b200").kernel_name == "latent_pair"
+    assert plan(replace(wide, **fp8), target="b200").kernel_name == "latent_fp8_rows"
+
+
+def test_blackwell_takes_no_window_beside_pages_or_a_mask() -> None:
+    for more in ({"has_key_mask": True}, {"rope": "cache", "page_size": 64}):
+        with pytest.raises(Unsupported, match="a window beside pages or a key mask"):
+            plan(replace(DENSE, **more), target="b200", backend="blackwell")
 
 
 def test_splits_follow_the_keys_that_are_seen() -> None:

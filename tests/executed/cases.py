@@ -139,6 +139,13 @@ CASES: dict[str, dict[str, Case]] = {
             "bf16", d_nope=256, d_v=256, q_lens=(1,), values="rising", scale=1.0, seed=36
         ),
         "latent pair": latent("bf16", heads=128, q_lens=(1, 1), k_lens=(300, 5), seed=19),
+        # Nine ranges of 512 keys, and their merge: the fewest keys that are split.
+        "latent split": latent("bf16", heads=8, q_lens=(1,), k_lens=(4097,), seed=50),
+        "latent window": latent("bf16", q_lens=(2, 1), k_lens=(200, 60), window=100, seed=52),
+        "latent 656 window": latent("fp8_656", q_lens=(1,), k_lens=(200,), window=70, seed=53),
+        "latent pair window": latent(
+            "bf16", heads=128, q_lens=(1,), k_lens=(400,), window=300, seed=54
+        ),
         "dense fp8": dense(250, 300, dtype="e4m3", seed=37),
         "dense fp8 one tile, v and rope bf16, scales": dense(
             100, 300, dtype="e4m3", side_dtype="bf16", q_scale=True, k_scale=True, seed=38
@@ -152,6 +159,13 @@ CASES: dict[str, dict[str, Case]] = {
         "dense mask of few, one tile, sinks": dense(
             100, 300, key_mask="few", causal=False, sink="mixed", seed=42
         ),
+        "dense window": dense(250, 500, window=150, heads=1, seed=47),
+        "dense window of one tile, groups, fp8, scales": dense(
+            *(100, 400),
+            **{"window": 70, "group": 2, "dtype": "e4m3", "q_scale": True, "k_scale": True},
+            seed=48,
+        ),
+        "dense groups, fp32 out": dense(250, 300, group=2, out="given", fp32_out=True, seed=49),
         "dense fp8 192+64->256": dense(100, 200, d_nope=192, d_v=256, dtype="e4m3", seed=40),
         "dense 64+32->64": dense(250, 300, d_nope=64, d_rope=32, d_v=64, seed=43),
         "sparse fp8 queries and rows": sparse("plain", dtype="e4m3", q_lens=(1,), seed=46),

@@ -107,6 +107,18 @@ def test_integers(body, expected):
             "mov.b32 {%rs1, %rs2}, %r4; cvt.f32.f16 %r2, %rs2;",
             lambda x: 448.0,
         ),
+        (
+            "cvt.rn.f32.u32 %r3, %r1; cvt.rn.bf16x2.f32 %r4, %r3, 0f3FC00000; "
+            "mul.rn.bf16x2 %r4, %r4, 0x40494049; mov.b32 {%rs1, %rs2}, %r4; "
+            "cvt.f32.bf16 %r3, %rs1; cvt.f32.bf16 %r2, %rs2; add.rn.f32 %r2, %r2, %r3;",
+            lambda x: float(torch.tensor([x, 1.5]).bfloat16().mul(3.140625).float().sum()),
+        ),
+        (
+            "cvt.rn.f32.u32 %r3, %r1; fma.rn.f32 %r3, %r3, 0f3D000000, 0f3F800000; "
+            "cvt.rn.satfinite.e4m3x2.f32 %rs1, %r3, 0f3F800000; cvt.rn.bf16x2.e4m3x2 %r4, %rs1; "
+            "mov.b32 {%rs1, %rs2}, %r4; cvt.f32.bf16 %r2, %rs2;",
+            lambda x: float(torch.tensor(1 + x / 32).to(torch.float8_e4m3fn)),
+        ),
     ],
 )
 def test_floats(body, expected):

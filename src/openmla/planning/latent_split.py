@@ -192,7 +192,8 @@ def why_slower_unsplit(config: object, problem: Problem) -> str:
     to may not follow from its neighbors, so the width of the table decides, not the queries.
     """
     rule = LatentSplit(problem.heads, problem.d_v)
-    if problem.form != "latent" or not rule.can_split(problem.most_keys):
+    seen = min(problem.most_keys, problem.window or problem.most_keys)
+    if problem.form != "latent" or not rule.can_split(seen):
         return ""
     return (
         f"a request may have {problem.most_keys} keys, and the portable kernel splits those of few "

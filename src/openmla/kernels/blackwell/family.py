@@ -29,7 +29,7 @@ from openmla.kernels.blackwell.pair.plan import (
 from openmla.kernels.blackwell.sparse.plan import SparseConfig, SparseKernel, sparse_config
 from openmla.modular.blackwell.sparse.shape import CTA_HEADS
 from openmla.planning.family import Family, Kernel
-from openmla.planning.latent_split import why_slower_unsplit
+from openmla.planning.latent_split import SHORT, why_slower_unsplit
 from openmla.planning.serves import (
     ALIGNED,
     ANY,
@@ -65,10 +65,16 @@ _EVERY_DENSE = {
     "form": OneOf("dense"),
     "heads": Range(1, MAX_HEADS),
     **either("causal", "has_sink", "has_q_scale", "has_k_scale", "wants_lse"),
-    **either("has_key_mask", "has_k_start"),
+    **either("has_key_mask", "has_k_start", "fp32_out"),
+    "group": Range(1, MAX_HEADS),
+    "window": ANY,
     **LENGTHS,
     "aligned_16": ALIGNED,
 }
+_WINDOW_OF_ROWS: Limit[Problem] = Limit(
+    lambda p: not p.window or (p.rope != "cache" and not p.has_key_mask),
+    lambda p: "a window beside pages or a key mask: its blocks begin at any key, theirs do not",
+)
 _WIDTHS = ("d_nope", "d_v")
 # Narrower rope of 16 bits: a box of 64 columns fills with zeros behind it.
 _16_BIT_ROPE = OneOf(ROPE_COLUMNS // 2, ROPE_COLUMNS)
@@ -131,7 +137,7 @@ def _dense(
 ) -> Kernel:
     return Kernel(
         name=name,
-        serves=Serves(served, limits),
+        serves=Serves(served, (*limits, _WINDOW_OF_ROWS)),
         config=DenseConfig,
         choose=choose,
         not_compiled=_not_compiled,
@@ -189,7 +195,11 @@ def _one_cta_fails(problem: Problem, triton: tuple[int, ...]) -> str:
 
 _WIDE_ROWS = ((512, 64, 512), (512, 0, 512))
 _ALL_ROWS = (*_WIDE_ROWS, (256, 64, 256))
+NOTHING_MORE: Mapping[Field, Allowed] = {}
 
+
+# A token walks its own window, whose keys are never split: so many are those of a short request.
+_SHORT_WINDOWS: Mapping[Field, Allowed] = {"window": Range(0, SHORT)}
 
 # One CTA has all keys of a token, and serves so few heads where no request can be split.
 _LONG_TABLES: Limit[Problem] = Limit(
@@ -204,10 +214,12 @@ def _serves_rows(
     widths: Widths,
     *dtypes: tuple[str, ...],
     limits: tuple[Limit[Problem], ...] = (),
+    more: Mapping[Field, Allowed] = NOTHING_MORE,
 ) -> Serves:
     return Serves(
         {
             **_ROW_FORMS[form],
+            **more,
             _ROW_WIDTHS: OneOf(*widths),
             "heads": heads,
             DTYPES: OneOf(*dtypes),
@@ -226,13 +238,14 @@ def _pair(
     widths: Widths = _WIDE_ROWS,
     serves: Serves | None = None,
     limits: tuple[Limit[Problem], ...] = (),
+    window: Mapping[Field, Allowed] = NOTHING_MORE,
     **more: Any,
 ) -> Kernel:
     """A pair of CTAs, for more than 64 heads, or for fewer whose keys are split."""
     return Kernel(
         name=name,
         config=PairConfig,
-        serves=serves or _serves_rows(form, heads, widths, *dtypes, limits=limits),
+        serves=serves or _serves_rows(form, heads, widths, *dtypes, limits=limits, more=window),
         choose=choose,
         variant=PairConfig.variant,
         launcher="openmla.kernels.blackwell.pair.launch",
@@ -243,12 +256,14 @@ def _pair(
     )
 
 
-def _one_cta(name: str, form: str, dtypes: Dtypes) -> Kernel:
+def _one_cta(
+    name: str, form: str, dtypes: Dtypes, more: Mapping[Field, Allowed] = NOTHING_MORE
+) -> Kernel:
     """Any number of heads, by CTAs of 64 each."""
     return Kernel(
         name=name,
         config=SparseConfig,
-        serves=_serves_rows(form, _HEADS, _ALL_ROWS, *dtypes),
+        serves=_serves_rows(form, _HEADS, _ALL_ROWS, *dtypes, more=more),
         choose=sparse_config,
         launcher="openmla.kernels.blackwell.sparse.launch",
         block=lambda config, problem: SparseKernel(config, problem).block,
@@ -297,9 +312,9 @@ _ROWS_KERNELS = (
         serves=Serves(_SOURCES, (_SEVERAL,)),
         slower=why_slower_joined,
     ),
-    _pair("latent_pair", "latent", _ROWS_BF16),
+    _pair("latent_pair", "latent", _ROWS_BF16, window=_SHORT_WINDOWS),
     _pair("latent_split_pair", "latent", _ROWS_BF16, heads=_CTA_HEADS, limits=(_LONG_TABLES,)),
-    _one_cta("latent", "latent", _ROWS_BF16),
+    _one_cta("latent", "latent", _ROWS_BF16, _SHORT_WINDOWS),
     _pair("latent_fp8_rows_pair", "latent", _FP8_CACHES, pair_config_once),
     _pair(
         *("latent_fp8_rows_split_pair", "latent", _FP8_CACHES),
@@ -307,7 +322,8 @@ _ROWS_KERNELS = (
         heads=_CTA_HEADS,
         limits=(_LONG_TABLES,),
     ),
-    _one_cta("latent_fp8_rows", "latent", _FP8_CACHES),
+    # No pair: it would dequantize all rows of a request, and a window has few.
+    _one_cta("latent_fp8_rows", "latent", _FP8_CACHES, _SHORT_WINDOWS),
 )
 
 BLACKWELL = Family(

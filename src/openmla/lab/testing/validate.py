@@ -44,6 +44,9 @@ STEPS: dict[str, tuple[Case, ...]] = {
         _MANY,
         replace(_MANY, causal=False),
         replace(_MANY, dtype="fp16"),
+        replace(_MANY, window=100),
+        replace(_MANY, heads=4, group=2, q_lens=(140,)),
+        replace(_MANY, out="given", fp32_out=True),
         replace(_SPARSE, topk=256, k_lens=(300,)),
         replace(_LATENT, q_lens=(9,), k_lens=(300,)),
         replace(_DENSE, heads=10, q_lens=(2048,), k_lens=(90,)),  # a pair of CTAs on a B200
@@ -51,8 +54,11 @@ STEPS: dict[str, tuple[Case, ...]] = {
     "ragged": (
         _RAGGED,
         replace(_RAGGED, sink="mixed", values="rising"),
+        replace(_RAGGED, k_lens=(300, 5, 259, 0), window=128, sink="mixed"),
         _LISTS,
         replace(_LATENT, q_lens=(1, 0, 33), k_lens=(65, 5, 130), spare=2),
+        replace(_LATENT, q_lens=(2, 1), k_lens=(230, 60), window=100),
+        replace(_LATENT, heads=128, q_lens=(2,), k_lens=(420,), window=300),
     ),
     "other widths": (
         _WIDE,

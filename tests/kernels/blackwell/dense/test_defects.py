@@ -40,6 +40,10 @@ CASES = {
     "seven tiles": replace(TWO, q_lens=(1537,), k_lens=(20,), causal=False),  # one has a row
     # The last row's words end where its memory does.
     "mask": replace(TWO, k_lens=(290,), key_mask="half"),
+    "window": replace(TWO, q_lens=(200,), k_lens=(700,), window=300),
+    "window of a second tile": replace(TWO, q_lens=(300,), k_lens=(300,), window=200),
+    "groups": replace(TWO, heads=6, group=3, q_lens=(20,), k_lens=(70,)),
+    "fp32 out": replace(TWO, heads=2, q_lens=(20,), k_lens=(70,), out="given", fp32_out=True),
     "shared keys": replace(TWO, q_lens=(20, 30), k_lens=(70, 130)),
     "fp8 rope": replace(TWO, rope="cache", kv="fp8_block32", page_size=64),
 }

@@ -42,7 +42,28 @@ FULL_TABLE = replace(PAGED, page_size=16, q_lens=(33, 5), k_lens=(70, 300), spar
 PEAKY = replace(V3, values="peaky", q_lens=(140,), k_lens=(410,))
 LIGHT = replace(V3, dtype="e4m3", q_lens=(40,), k_lens=(300,), scale=1.0)
 MASKED = replace(V3, q_lens=(70, 200), k_lens=(300, 257), key_mask="half")
+# One query, a tile and two, whose first keys lie before every window; the last sees all its keys.
+WINDOWED = replace(V3, q_lens=(1, 130, 300, 5), k_lens=(300, 520, 300, 2), window=100)
+GROUPED = replace(V3, heads=6, group=3, q_lens=(140, 33), k_lens=(140, 70))
 CASES = {
+    "window": WINDOWED,
+    "window of one key": replace(WINDOWED, window=1),
+    "window of a block": replace(WINDOWED, window=128),
+    "window and a whole block": replace(WINDOWED, window=390, k_lens=(300, 1030, 600, 2)),
+    "window of all keys": replace(WINDOWED, window=2**31 - 1),
+    "window, fp8, scales": replace(WINDOWED, dtype="e4m3", q_scale=True, k_scale=True),
+    "window, no rope, sink": replace(WINDOWED, d_rope=0, rope="none", sink="mixed"),
+    "window, rope per head, groups": replace(WINDOWED, rope="per_head", heads=4, group=2),
+    "window, ring turns": replace(V3, q_lens=(280,), k_lens=(1400,), window=900, spare=0),
+    "groups": GROUPED,
+    "groups, rope per head": replace(GROUPED, rope="per_head", heads=2, group=2),
+    "groups, fp8, scales, mask": replace(
+        GROUPED, dtype="e4m3", q_scale=True, k_scale=True, key_mask="half"
+    ),
+    "fp32 out": replace(V3, out="given", fp32_out=True),
+    "fp32 out, fp8, no rope, 64": replace(
+        NO_ROPE, d_nope=64, d_v=64, dtype="e4m3", out="aligned", fp32_out=True
+    ),
     "causal": V3,
     "mask": MASKED,
     "mask, full": replace(MASKED, causal=False),
@@ -119,6 +140,9 @@ CASES = {
 SINGLE_O = {
     "192+64": GLM,
     "192+64, mask": replace(GLM, key_mask="half"),
+    "192+64, window, groups, fp32 out": replace(
+        GLM, heads=2, group=2, window=70, out="given", fp32_out=True
+    ),
     "192+64, edges": replace(GLM, q_lens=(3, 129), k_lens=(65, 66), spare=0),
     "192+64, falling": replace(FALLING, d_nope=192, d_v=256, scale=-0.06),
     "192+64, pages of 64": replace(GLM, rope="cache", kv="bf16", page_size=64),
@@ -152,6 +176,9 @@ def num_qos(name: str) -> list[int]:
 
 # A plan for two query tiles also runs the body for one; CI plans for one only where rings differ.
 ONE_TOO = (
+    "window",
+    "window and a whole block",
+    "fp32 out",
     "causal",
     "edges",
     "ring turns",
@@ -214,7 +241,9 @@ def test_the_ring_of_scales_turns_twice() -> None:
     assert_right_clean_and_deaf_to_poison(scaled, run, seed=3)
 
 
-@pytest.mark.parametrize("name", ["causal", "ring turns", "fp8", "fp8_block32 rope", "no rope"])
+@pytest.mark.parametrize(
+    "name", ["causal", "ring turns", "window", "fp8", "fp8_block32 rope", "no rope"]
+)
 def test_one_and_two_query_tiles_give_the_same_bits(name: str) -> None:
     built = on(CASES[name])
     one, two = (run(built, plan_of(built, n))[0] for n in (1, 2))

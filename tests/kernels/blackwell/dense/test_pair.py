@@ -35,8 +35,12 @@ CASES = {
     "exact": replace(LARGE, values="exact", scale=0.125),
     "negative scale": replace(V3, scale=-0.1),
     "128+32": replace(V3, d_rope=32),
+    "window": replace(LARGE, k_lens=(1100,), window=420),
+    "window, groups, fp32 out": replace(
+        V3, heads=2, group=2, window=100, k_lens=(140, 520, 2), out="given", fp32_out=True
+    ),
 }
-QUICK = ("edges", "falling", "128+32")
+QUICK = ("edges", "falling", "128+32", "window, groups, fp32 out")
 # CI looks at the earliest and the latest schedule of these; a changed kernel needs
 # OPENMLA_SIM_SEEDS=20, and then takes all.
 SEEDS = int(os.environ.get("OPENMLA_SIM_SEEDS", "0"))
@@ -76,5 +80,9 @@ def test_long_prompts_are_pairs() -> None:
     for (batch, rows), pair in lengths.items():
         chosen = plan(replace(problem, batch=batch, total_q=rows), "b200")
         assert chosen.config.pair_cta == pair
+    # A work item of 512 rows would mask most of what it multiplies.
+    for window, pair in ((2047, False), (2048, True)):
+        long = replace(problem, total_q=4096, window=window)
+        assert plan(long, target="b200").config.pair_cta == pair
     few = plan(replace(problem, heads=1, total_q=2048), "b200")
     assert few.config.num_qo == 1

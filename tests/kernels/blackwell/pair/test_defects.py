@@ -30,6 +30,7 @@ TURNS = {
     "e4m3": CASES["e4m3"],
     # Nine ranges of two tokens, nine of one.
     "split": replace(CASES["split"], q_lens=(2, 1), k_lens=(4200, 4100), values="normal"),
+    "window": CASES["window"],
     "32 requests": CASES["split, 32 requests"],
     "one step each": replace(V32, dtype="e4m3", q_lens=(3,), topk=100),  # more slots than V fills
 }
@@ -227,6 +228,14 @@ DEFECTS = [
         "there, row = head < heads, first + head",
         "there, row = head < 2 * heads, first + head",
         "softmax",
+    ),
+    SparseDefect(
+        "a window begins with a step of its sequence",
+        None,
+        "items",
+        "first = unseen(count, lists.window)",
+        "first = unseen(count, lists.window) // KEYS * KEYS",
+        "window",
     ),
     SparseDefect(
         "a range is written before its products are done",

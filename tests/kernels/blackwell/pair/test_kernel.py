@@ -56,6 +56,7 @@ CASES = {
     "latent, fp8 queries, fp8_656, scales": replace(
         LATENT, dtype="e4m3", kv="fp8_656", q_lens=(2, 1), k_lens=(100, 5), q_scale=True
     ),
+    "window": replace(LATENT, q_lens=(2, 1), k_lens=(700, 5), window=300, page_size=16),
     "512+0, three tokens": replace(V32, d_rope=0, rope="none", q_lens=(3,), topk_lengths="wild"),
     "512+0, latent": replace(LATENT, d_rope=0, rope="none", q_lens=(1, 1), k_lens=(300, 1)),
     "512+0, fp8_block64": replace(V32, d_rope=0, rope="none", kv="fp8_block64", topk=100),
@@ -81,6 +82,7 @@ QUICK = (
     "two steps",
     "three tokens in turn",
     "latent, rising",
+    "window",
     "fp8_656",
     "e4m3, 16 heads",
     "512+0, three tokens",

@@ -308,4 +308,28 @@ DEFECTS = [
         "end < token",
         "latent",
     ),
+    SparseDefect(
+        "a window is a key too long",
+        None,
+        "rows",
+        "gl.maximum(count - window, 0)",
+        "gl.maximum(count - window - 1, 0)",
+        "window",
+    ),
+    SparseDefect(
+        "the first keys of a sequence, as many as its window has",
+        None,
+        "rows",
+        "at += keys.first",
+        "at += keys.first * 0",
+        "window",
+    ),
+    SparseDefect(
+        "a step too few where a window begins inside of one",
+        None,
+        "kernel",
+        "steps = steps_of(count - first_key, B_TOPK)",
+        "steps = gl.maximum((count - first_key) // B_TOPK, 1)",
+        "window",
+    ),
 ]

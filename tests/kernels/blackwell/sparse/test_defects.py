@@ -49,6 +49,13 @@ CASES = {
         scale=0.3,
         seed=1,
     ),
+    "window": Case(
+        *("latent", 8, 512, 64, 512),
+        **{"kv": "bf16", "page_size": 16, "scale": 0.3, "seed": 1},
+        q_lens=(1, 2),
+        k_lens=(40, 170),
+        window=70,
+    ),
     "256+64": replace(
         BF16, d_nope=256, d_v=256, values="rising", scale=1.0, index_kind="distinct", topk=200
     ),

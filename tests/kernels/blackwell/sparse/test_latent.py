@@ -32,6 +32,11 @@ CASES = {
     "fewer keys than queries": replace(LATENT, q_lens=(5,), k_lens=(2,), page_size=7, heads=40),
     "34 sequences": replace(LATENT, q_lens=(0,) * 33 + (1,), k_lens=(3,) * 34, heads=8),
     "no keys": replace(LATENT, q_lens=(1, 1), k_lens=(0, 1)),
+    # Windows that begin inside of a page and a step; the last sees all keys of its sequence.
+    "window": replace(LATENT, q_lens=(2, 0, 1), k_lens=(230, 5, 60), window=100, page_size=16),
+    "window of one key": replace(LATENT, q_lens=(3,), k_lens=(70,), window=1, page_size=7),
+    "window of a long table": replace(LATENT, q_lens=(1,), k_lens=(4200,), window=65),
+    "window, fp8_656": replace(LATENT, kv="fp8_656", q_lens=(2,), k_lens=(150,), window=70),
     "fp8_656": replace(LATENT, kv="fp8_656", q_lens=(1,), k_lens=(70,)),
     "fp8 queries, fp8_token, scales": replace(
         LATENT, dtype="e4m3", kv="fp8_token", q_lens=(2, 1), k_lens=(70, 5), q_scale=True

@@ -6,7 +6,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-from gluon_sim.compiled.core.numbers import MASK32, Array, flush, fma, table_logic
+from gluon_sim.compiled.core.numbers import (
+    MASK32,
+    Array,
+    bf16_values,
+    flush,
+    fma,
+    table_logic,
+    to_bf16,
+)
 from gluon_sim.compiled.ptx.convert import WIDEN
 from gluon_sim.compiled.ptx.operands import DTYPES, Form, elements
 from gluon_sim.compiled.ptx.parse import Run
@@ -68,6 +76,21 @@ def _mixed(form: Form, function: Function) -> Run:
     return lambda w: write(w, function(*(widen(read(w)) for read in reads), added(w)))
 
 
+def _bf16_pair(form: Form, function: Function) -> Run:
+    """A sum or product of each of two bf16 values: rounded from float32, it is rounded once."""
+    write, reads = form.write(0, "u32"), [form.read(i, "u32") for i in (1, 2)]
+
+    def run(w: Warp) -> None:
+        words = [np.ascontiguousarray(read(w)).view(np.uint16) for read in reads]
+        found = to_bf16(function(*(bf16_values(halves) for halves in words)))
+        write(w, found.astype(np.uint16).view(np.uint32))
+
+    return run
+
+
+_16_BITS = ("f16x2", "bf16x2")
+
+
 def _plain(function: Function) -> Callable[[Form], Run]:
     """An operation whose meaning does not depend on its type."""
 
@@ -76,6 +99,10 @@ def _plain(function: Function) -> Callable[[Form], Run]:
             return _paired(form, function)
         if form.parts[-1] in WIDEN:
             return _mixed(form, function)
+        if form.parts[-1] == "bf16x2" and function in (np.add, np.subtract, np.multiply):
+            return _bf16_pair(form, function)
+        if form.parts[-1] in _16_BITS:  # registers hold integers
+            raise form.unknown()
         if form.has("sat", "cc", "rm", "rp", "rz"):
             raise form.unknown()
         return apply(form, _flushing(form, function))
@@ -127,6 +154,8 @@ def _rem(form: Form) -> Run:
 def _extreme(quiet: Function, strict: Function) -> Callable[[Form], Run]:
     def build(form: Form) -> Run:
         if form.has("xorsign") or (form.has("relu") and form.type != "s32"):
+            raise form.unknown()
+        if form.parts[-1] in _16_BITS:
             raise form.unknown()
         if form.has("relu"):
             return apply(form, lambda a, b: np.maximum(strict(a, b), 0))

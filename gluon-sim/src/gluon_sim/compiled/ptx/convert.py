@@ -43,9 +43,10 @@ def cvt(form: Form) -> Run:
     if to == "f32" and source in WIDEN:
         write, read, widen = form.write(0, "f32"), form.read(1, "u16"), WIDEN[source]
         return lambda w: write(w, widen(read(w)))
-    if (to, source) == ("f16x2", "e4m3x2"):
+    if source == "e4m3x2" and to in ("f16x2", "bf16x2"):
         write, read = form.write(0, "u32"), form.read(1, "u16")
-        return lambda w: write(w, _fp8_pair(read(w)))
+        widen = _NARROW[to.removesuffix("x2")]  # every e4m3 number is one of 16 bits
+        return lambda w: write(w, _fp8_pair(read(w), widen))
     if to == "f32" and source[0] in "us":
         write, read = form.write(0, "f32"), form.read(1, TYPES[source])
         return lambda w: write(w, read(w).astype(np.float32))
@@ -87,8 +88,8 @@ def _packed(form: Form, kind: str, bits: int, narrow: Callable[[Array], Array]) 
     return lambda w: write(w, narrow(high(w)) << np.uint32(bits) | narrow(low(w)))
 
 
-def _fp8_pair(pair: Array) -> Array:
-    low, high = (to_f16(FP8[(pair >> np.uint16(shift)) & np.uint16(255)]) for shift in (0, 8))
+def _fp8_pair(pair: Array, widen: Callable[[Array], Array]) -> Array:
+    low, high = (widen(FP8[(pair >> np.uint16(shift)) & np.uint16(255)]) for shift in (0, 8))
     both: Array = high << np.uint32(16) | low
     return both
 

@@ -18,8 +18,8 @@ from openmla.kernels.gluon.scores import normalize
 
 Q_ROWS = gl.constexpr(128)
 STEP = gl.constexpr(32)  # columns of the accumulator in registers at a time
-STORED = gl.constexpr(32)  # columns that go through shared memory at a time
-VECTOR = gl.constexpr(8)  # out's strides come in units of 16 bytes
+STORED_BYTES = gl.constexpr(64)  # of a row of out that go through shared memory at a time
+VECTOR_BYTES = gl.constexpr(16)  # which out's strides come in units of
 
 
 @gluon.jit
@@ -55,17 +55,20 @@ def correct(tmem, bars, tile: gl.constexpr, out: gl.constexpr, turn, j, TMEM: gl
 
 
 @gluon.constexpr_function
-def written_layout(ctas):
-    """Rows of out in registers: four neighbors write 64 bytes of a row."""
+def written_layout(ctas, element):
+    """Rows of out in registers, of so many bytes each element: four neighbors write 64 bytes."""
     halves = [[1, 0]] if ctas == 2 else []
-    return gl.BlockedLayout([1, 8], [8, 4], [4, 1], [1, 0], halves)
+    return gl.BlockedLayout([1, 16 // element], [8, 4], [4, 1], [1, 0], halves)
 
 
 @gluon.constexpr_function
-def staged_layout(ctas):
+def staged_layout(ctas, element):
     """Shared memory layout of the rows of out on their way between two register layouts."""
     return gl.NVMMASharedLayout(
-        swizzle_byte_width=64, element_bitwidth=16, rank=2, cga_layout=[[1, 0]] if ctas == 2 else []
+        swizzle_byte_width=64,
+        element_bitwidth=8 * element,
+        rank=2,
+        cga_layout=[[1, 0]] if ctas == 2 else [],
     )
 
 
@@ -77,10 +80,13 @@ def write_rows(tmem, stage, tile: gl.constexpr, inverse, empty, work, out, TMEM:
     through `stage`, the shared memory that held the query tile.
     """
     DTYPE: gl.constexpr = out.base.dtype.element_ty
+    SIZE: gl.constexpr = DTYPE.primitive_bitwidth // 8
+    STORED: gl.constexpr = STORED_BYTES // SIZE
+    VECTOR: gl.constexpr = VECTOR_BYTES // SIZE
     REGS: gl.constexpr = row_registers(gl.float32, STORED, TMEM.ctas)
     ROWS: gl.constexpr = Q_ROWS * TMEM.ctas
-    BL: gl.constexpr = written_layout(TMEM.ctas)
-    TILE: gl.constexpr = staged_layout(TMEM.ctas)
+    BL: gl.constexpr = written_layout(TMEM.ctas, SIZE)
+    TILE: gl.constexpr = staged_layout(TMEM.ctas, SIZE)
     SHAPE: gl.constexpr = (ROWS, STORED)
     box = reinterpret(stage, DTYPE, SHAPE, TILE)
     row = gl.arange(0, ROWS, gl.SliceLayout(1, BL))

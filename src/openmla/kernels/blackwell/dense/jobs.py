@@ -67,6 +67,13 @@ PROBLEMS = {
     "128+64→128 1Q key mask": _short(replace(_V3, has_key_mask=True)),
     "128+64→128 2Q fp8 key mask scales": _scaled(replace(_FP8, has_key_mask=True)),
     "128+64→128 2Q shared keys": replace(_V3, has_k_start=True),
+    "128+64→128 2Q window": replace(_V3, window=128),
+    "128+64→128 1Q window": _short(replace(_V3, window=128)),
+    "128+64→128 2Q fp8 window scales": _scaled(replace(_FP8, window=128)),
+    "192+64→256 window": replace(_GLM, window=128),
+    "128+64→128 2Q groups of 8": replace(_V3, group=8),
+    "128+64→128 2Q fp32 out": replace(_V3, fp32_out=True),
+    "192+64→256 fp32 out": replace(_GLM, fp32_out=True),
     "192+64→256 key mask": replace(_GLM, has_key_mask=True),
     "192+64→256": _GLM,
     "192+64→256 pages of 64": _cached(_GLM, 64),
@@ -87,6 +94,8 @@ if TRITON >= FIRST_DENSE_PAIR:
     PROBLEMS |= {
         "128+64→128 pair": _LONG,
         "128+64→128 pair full sink": replace(_LONG, causal=False, has_sink=True, wants_lse=False),
+        "128+64→128 pair window": replace(_LONG, window=4096),
+        "128+64→128 pair groups of 8 fp32 out": replace(_LONG, group=8, fp32_out=True),
         "128+64→128 pair fp16 rope per head": typed(replace(_LONG, rope="per_head"), "fp16"),
     }
 

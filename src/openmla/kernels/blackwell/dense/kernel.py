@@ -82,17 +82,19 @@ from openmla.kernels.blackwell.dense.records import (
     Sources,
     Tiles,
     TokenScales,
+    Visibility,
+    Windows,
 )
 from openmla.kernels.blackwell.dense.ring import signals
 from openmla.kernels.blackwell.dense.softmax import softmax
-from openmla.kernels.blackwell.dense.tiles import work_item_of
+from openmla.kernels.blackwell.dense.tiles import blocks_of_windows, work_item_of
 from openmla.kernels.blackwell.dequantize import dequantize
 from openmla.kernels.blackwell.records import HeadRows
 from openmla.kernels.gluon.barriers import barriers
 from openmla.kernels.gluon.boxes import LANES
 
 COUNTS = ["batch", "total_q", "total_k", "heads", "table_stride", "last_page", "factor"]
-COUNTS += ["mask_words"]
+COUNTS += ["mask_words", "window"]
 STRIDES = [
     "out_stride_t",
     "out_stride_h",
@@ -152,8 +154,10 @@ def dense_kernel(  # noqa: PLR0913
     lse_stride_h,
     mask_stride,
     mask_words,
+    window,
     QUERIES: gl.constexpr,
     GROUPS: gl.constexpr,
+    KEY_GROUP: gl.constexpr,
     BN: gl.constexpr,
     RING: gl.constexpr,
     DIMS: gl.constexpr,
@@ -170,8 +174,9 @@ def dense_kernel(  # noqa: PLR0913
     REGISTERS: gl.constexpr,
     LAYOUTS: gl.constexpr,
 ):
-    """QUERIES: as in multiply.py. GROUPS: softmax groups. THRESHOLD: see softmax.py. TMEM_COLUMNS:
-    columns to allocate. These constants are records:
+    """QUERIES: as in multiply.py. GROUPS: softmax groups. KEY_GROUP: query heads that share a head
+    of K and V. THRESHOLD: see softmax.py. TMEM_COLUMNS: columns to allocate. These constants are
+    records:
 
     | constant | record |
     |---|---|
@@ -196,7 +201,9 @@ def dense_kernel(  # noqa: PLR0913
         scale_buffers=ROPES,
     )
     MULTIPLY: gl.constexpr = MultiplyHow(columns=DIMS, ring=RING, raw=RAW)
-    LOAD: gl.constexpr = LoadHow(columns=DIMS, ring=RING, rope=ROPE, raw=RAW, tile_bytes=BYTES)
+    LOAD: gl.constexpr = LoadHow(
+        columns=DIMS, ring=RING, rope=ROPE, raw=RAW, tile_bytes=BYTES, group=KEY_GROUP
+    )
     sequences = Sequences(
         cu_seqlens_q=cu_q_ptr,
         cu_seqlens_k=cu_k_ptr,
@@ -205,9 +212,14 @@ def dense_kernel(  # noqa: PLR0913
         total_q=total_q,
         total_k=total_k,
         heads=heads,
+        window=window,
     )
     # Scales of keys are released by both softmax groups, block by block, so none may skip one.
     work = work_item_of(gl.program_id(0), sequences, 128 * NQ * CTAS, BN, CAUSAL, not SCALED, CTAS)
+
+    windows = Windows(keys=None, blocks=None)
+    if window is not None:
+        windows = Windows(keys=window, blocks=blocks_of_windows(work, window, 128 * NQ * CTAS, BN))
 
     # A buffer or barrier that this problem does not use is None, not an alias of another one.
     ROWS: gl.constexpr = 128 * CTAS
@@ -296,14 +308,15 @@ def dense_kernel(  # noqa: PLR0913
     )
     scales = TokenScales(keys=scale_smem, queries=q_scale_ptr)
     key_mask = KeyMask(base=mask_ptr, row_stride=mask_stride, words=mask_words)
+    hidden = Visibility(key_mask=key_mask, windows=windows)
     R0: gl.constexpr = REGISTERS.softmax
     R1: gl.constexpr = REGISTERS.correction
     R2: gl.constexpr = REGISTERS.single
     if GROUPS == 2 and DEQUANTIZES:
         gl.warp_specialize(
             [
-                (softmax, (tmem, bars, work, factor, scales, key_mask, 0, QUERIES, SOFTMAX, TMEM)),
-                (softmax, (tmem, bars, work, factor, scales, key_mask, 1, QUERIES, SOFTMAX, TMEM)),
+                (softmax, (tmem, bars, work, factor, scales, hidden, 0, QUERIES, SOFTMAX, TMEM)),
+                (softmax, (tmem, bars, work, factor, scales, hidden, 1, QUERIES, SOFTMAX, TMEM)),
                 (correction, (tmem, q_main, bars, work, results, sink_ptr, QUERIES, TMEM)),
                 (multiply, (smem, tmem, bars, work, QUERIES, MULTIPLY, TMEM)),
                 (load, (sources, smem, bars, table, work, QUERIES, LOAD)),
@@ -315,8 +328,8 @@ def dense_kernel(  # noqa: PLR0913
     elif GROUPS == 2:
         gl.warp_specialize(
             [
-                (softmax, (tmem, bars, work, factor, scales, key_mask, 0, QUERIES, SOFTMAX, TMEM)),
-                (softmax, (tmem, bars, work, factor, scales, key_mask, 1, QUERIES, SOFTMAX, TMEM)),
+                (softmax, (tmem, bars, work, factor, scales, hidden, 0, QUERIES, SOFTMAX, TMEM)),
+                (softmax, (tmem, bars, work, factor, scales, hidden, 1, QUERIES, SOFTMAX, TMEM)),
                 (correction, (tmem, q_main, bars, work, results, sink_ptr, QUERIES, TMEM)),
                 (multiply, (smem, tmem, bars, work, QUERIES, MULTIPLY, TMEM)),
                 (load, (sources, smem, bars, table, work, QUERIES, LOAD)),
@@ -327,7 +340,7 @@ def dense_kernel(  # noqa: PLR0913
     elif DEQUANTIZES:
         gl.warp_specialize(
             [
-                (softmax, (tmem, bars, work, factor, scales, key_mask, 0, QUERIES, SOFTMAX, TMEM)),
+                (softmax, (tmem, bars, work, factor, scales, hidden, 0, QUERIES, SOFTMAX, TMEM)),
                 (correction, (tmem, q_main, bars, work, results, sink_ptr, QUERIES, TMEM)),
                 (multiply, (smem, tmem, bars, work, QUERIES, MULTIPLY, TMEM)),
                 (load, (sources, smem, bars, table, work, QUERIES, LOAD)),
@@ -339,7 +352,7 @@ def dense_kernel(  # noqa: PLR0913
     else:
         gl.warp_specialize(
             [
-                (softmax, (tmem, bars, work, factor, scales, key_mask, 0, QUERIES, SOFTMAX, TMEM)),
+                (softmax, (tmem, bars, work, factor, scales, hidden, 0, QUERIES, SOFTMAX, TMEM)),
                 (correction, (tmem, q_main, bars, work, results, sink_ptr, QUERIES, TMEM)),
                 (multiply, (smem, tmem, bars, work, QUERIES, MULTIPLY, TMEM)),
                 (load, (sources, smem, bars, table, work, QUERIES, LOAD)),

@@ -40,7 +40,7 @@ from openmla.operands import DenseOperands, Results
 from openmla.planning import Plan
 from openmla.problem import Problem
 
-VECTOR = 8  # elements in 16 bytes
+VECTOR_BYTES = 16  # which the strides of out come in units of
 _DTYPES = {"bfloat16": gl.bfloat16, "float16": gl.float16, "float8_e4m3fn": gl.float8e4nv}
 
 
@@ -62,7 +62,7 @@ def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
         **constexprs_of(plan.problem, plan.config),
         **_descriptors(config, op),
         "out_ptr": results.out,
-        **strides("out", results.out, VECTOR),
+        **strides("out", results.out, VECTOR_BYTES // results.out.element_size()),
         "lse_ptr": results.lse,
         **strides("lse", results.lse),
         "sink_ptr": vector(op.weights.sink),
@@ -74,6 +74,8 @@ def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
         "mask_ptr": op.key_mask,
         "mask_stride": 0 if op.key_mask is None else op.key_mask.stride(0),
         "mask_words": 0 if op.key_mask is None else op.key_mask.shape[1],
+        # No window is wider than all keys.
+        "window": min(op.window, op.k_nope.shape[0]) or None,
         "table_ptr": vector(op.block_table),
         "table_stride": 0 if op.block_table is None else op.block_table.shape[1],
         "batch": batch,
@@ -100,6 +102,7 @@ def constexprs_of(problem: Problem, config: DenseConfig) -> dict[str, Any]:
     return {
         "QUERIES": kernel.queries,
         "GROUPS": 1 if config.single_o else 2,
+        "KEY_GROUP": problem.group,
         "BN": config.BN,
         "RING": Ring(
             is_fused=config.use_fused_kv,

@@ -51,6 +51,12 @@ def load_block_scales(scale_ptr, scale_smem, bars, work, j, RING: gl.constexpr):
 
 
 @gluon.jit
+def key_head(work, HOW: gl.constexpr):
+    """The head of K and V that the work item reads."""
+    return work.head if HOW.group == 1 else work.head // HOW.group
+
+
+@gluon.jit
 def load_keys(descs, smem, bars, table, work, j, ONE: gl.constexpr, HOW: gl.constexpr):
     """K of the j-th block, counted from the last; Q comes on the same barrier as the first."""
     COLUMNS: gl.constexpr = HOW.columns
@@ -74,14 +80,15 @@ def load_keys(descs, smem, bars, table, work, j, ONE: gl.constexpr, HOW: gl.cons
         mbarrier.expect(rope_bar, BN * COLUMNS.rope)
         rope_tile = raw_of(rope_tile, HOW.raw)
     key = work.first_key + row
-    load_rows(descs.main, key, work.head, 0, bar, tile_of(smem.main, slot, COLUMNS.main))
+    head = key_head(work, HOW)
+    load_rows(descs.main, key, head, 0, bar, tile_of(smem.main, slot, COLUMNS.main))
     if COLUMNS.tail > 0:
-        load_rows(descs.tail, key, work.head, COLUMNS.main, bar, smem.tail.index(slot))
+        load_rows(descs.tail, key, head, COLUMNS.main, bar, smem.tail.index(slot))
     if ROPE.source == "cache":
         line = TableLine(table.base + work.request.to(gl.int64) * table.entries, table.entries)
         load_pages(descs.rope, line, row, work.keys, rope_bar, rope_tile, ROPE.page_size, BN)
     elif ROPE.source == "per_head":
-        load_rows(descs.rope, key, work.head, 0, rope_bar, rope_tile)
+        load_rows(descs.rope, key, head, 0, rope_bar, rope_tile)
     elif ROPE.source == "shared":
         load_rows(descs.rope, key, 0, 0, rope_bar, rope_tile)
     return bar
@@ -97,7 +104,7 @@ def load_values(desc, v_smem, bars, work, j, ONE: gl.constexpr, HOW: gl.constexp
     mbarrier.expect(bar, HOW.tile_bytes.v)
     row = (work.blocks - 1 - j) * BN
     tile = tile_of(v_smem, slot, HOW.columns.v)
-    load_ragged(desc, work.first_key, work.keys, row, work.head, bar, tile)
+    load_ragged(desc, work.first_key, work.keys, row, key_head(work, HOW), bar, tile)
 
 
 @gluon.jit

@@ -247,8 +247,8 @@ def _mla(problem: Problem) -> MLAConfig:
 def _fa4(problem: Problem) -> FA4Config:
     """Plain attention: 2Q, else 1Q, else one accumulator; tiles of 128 or 64 keys.
 
-    `group` is 1: FA4Config plans query heads that share K and V, a call cannot have them, since its
-    K and V are of as many heads as q.
+    `group` is 1: FA4Config would lay rows of several heads that share K and V in one tile; here a
+    tile has rows of one head, and such heads follow each other, so that they find K and V in L2.
     """
     qkv_dtype = LONG_NAMES[problem.q_dtype]
     two_q = FA4Config(
@@ -357,6 +357,8 @@ def dense_pair_config(problem: Problem, target: Target) -> DenseConfig:
     alone = dense_config(problem, target)
     if alone.num_qo == 1 or mean_length(problem.total_q, problem.batch) < PAIR_PROMPT:
         raise Unsupported(f"a pair of CTAs serves prompts of {PAIR_PROMPT} tokens or more")
+    if 0 < problem.window < PAIR_PROMPT:
+        raise Unsupported(f"a pair of CTAs serves windows of {PAIR_PROMPT} keys or more")
     original = original_plan(problem)
     return _checked(following(original, in_a_pair(original)))
 

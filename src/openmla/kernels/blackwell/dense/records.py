@@ -22,6 +22,8 @@ class Sequences(NamedTuple):
     total_q: Any
     total_k: Any
     heads: Any
+    window: Any
+    """Keys that a query sees at most, those up to its own; None: all of them."""
 
 
 class WorkItem(NamedTuple):
@@ -45,6 +47,16 @@ class WorkItem(NamedTuple):
     request: Any
     skipped: Any
     """How many of these blocks, the first ones visited, no row of the first query tile sees."""
+
+
+class Windows(NamedTuple):
+    """The windows of the rows of a work item."""
+
+    keys: Any
+    """As in `Sequences`."""
+    blocks: Any
+    """How many of the unmasked blocks, the last ones visited, begin before the window of some row,
+    and need a mask for that; None without windows."""
 
 
 class Columns(NamedTuple):
@@ -175,6 +187,8 @@ class LoadHow(NamedTuple):
     rope: Rope
     raw: RawRope
     tile_bytes: TileBytes
+    group: int
+    """Query heads that share a head of K and V."""
 
 
 class MultiplyHow(NamedTuple):
@@ -276,6 +290,13 @@ class KeyMask(NamedTuple):
     """Words of a row; keys after them are not seen."""
 
 
+class Visibility(NamedTuple):
+    """Which keys the rows of a work item see, besides causal."""
+
+    key_mask: KeyMask
+    windows: Windows
+
+
 class KeyBits(NamedTuple):
     """The part of a `KeyMask` that the rows of one query tile have."""
 
@@ -295,6 +316,8 @@ class Limits(NamedTuple):
     """Columns that row 0 sees under a causal mask."""
     keys: Any
     """Columns that are keys of the request."""
+    since: Any
+    """First column that row 0 sees, one more with every row; None without a window."""
 
 
 class SoftmaxState(NamedTuple):

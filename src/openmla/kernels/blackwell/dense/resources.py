@@ -152,6 +152,7 @@ class DenseKernel(Partitioned):
         integers = 6 + 2 + 2 * problem.wants_lse + 2 * from_cache + 2 * scales
         integers += (3 + problem.causal) if two else 0
         integers += 2 if two and problem.has_key_mask else 0
+        integers += 2 if two and problem.window else 0
         lines = int(problem.has_k_scale)  # a scale tile has two dimensions, and no descriptor
         return argument_bytes(
             tiles=len(tiles) - lines,

@@ -16,7 +16,8 @@ holds. The factor goes to the correction group as soon as it is known; row_max a
 after the last block.
 
 Arguments of all functions: the TMEM allocation `tmem`, all Barriers `bars`, WorkItem `work`,
-TokenScales or TileScales `scales`, KeyMask `key_mask` or its KeyBits `bits`, which may be None,
+TokenScales or TileScales `scales`, Visibility `hidden`, KeyMask `key_mask` or its KeyBits `bits`,
+which may be None,
 SoftmaxHow `HOW`; factor = scale * log2 e. TMEM: see columns.py.
 """
 
@@ -33,7 +34,7 @@ from openmla.kernels.blackwell.dense.columns import (
     tell,
 )
 from openmla.kernels.blackwell.dense.records import KeyBits, Limits, SoftmaxState, TileScales
-from openmla.kernels.gluon.scores import MINUS_INF, SELECT, mask, signed
+from openmla.kernels.gluon.scores import MINUS_INF, SELECT, mask, opaque_zero, signed
 
 Q_ROWS = gl.constexpr(128)
 MOST_STEPS = gl.constexpr(127)  # from there on 2^-steps is 0, whose exponent's bits are 0
@@ -105,6 +106,15 @@ def keep_bits(S, words):
 
 
 @gluon.jit
+def keep_since(S, since):
+    """S where row r sees the column, from since + r on, else -inf."""
+    SL: gl.constexpr = S.type.layout
+    columns = gl.arange(0, S.shape[1], gl.SliceLayout(0, SL)) + opaque_zero()
+    rows = gl.arange(0, S.shape[0], gl.SliceLayout(1, SL))
+    return gl.where(columns[None, :] >= (rows + since)[:, None], S, MINUS_INF)
+
+
+@gluon.jit
 def half_of(
     tmem,
     tile: gl.constexpr,
@@ -133,6 +143,8 @@ def half_of(
         S = S * scales.rows[:, None]
     if MASKED:
         S = mask(S, limits.seen - first, limits.keys - first, HOW.is_causal)
+        if limits.since is not None:
+            S = keep_since(S, limits.since - first)
     if words is not None:
         S = keep_bits(S, words)
     return S
@@ -224,13 +236,13 @@ def softmax_two(
     work,
     factor,
     scales,
-    key_mask,
+    hidden,
     WHO: gl.constexpr,
     HOW: gl.constexpr,
     TMEM: gl.constexpr,
 ):
     """Query tile WHO over every block; the first tile leaves out those that it skips."""
-    keys, blocks = work.keys, work.blocks
+    blocks = work.blocks
     BN: gl.constexpr = TMEM.keys
     seen = work.seen + WHO * Q_ROWS * TMEM.ctas
     state = start(TMEM)
@@ -238,53 +250,51 @@ def softmax_two(
     if scales.queries is not None:
         row_scales = scales_of_rows(scales.queries, work, WHO, state.row_max)
     tile_scales = TileScales(keys=scales.keys, rows=row_scales)
+    key_mask, windows = hidden
     tile_bits = None
     if key_mask.base is not None:
         tile_bits = bits_of_tile(key_mask, work, WHO, TMEM)
     first = blocks * 0
     if WHO == 0:
         first = work.skipped
-    for j in range(first, blocks - work.unmasked):
-        skip = (blocks - 1 - j) * BN
-        turn = j - first
-        limits = Limits(seen=seen - skip, keys=keys - skip)
-        state = weigh(
-            tmem,
-            bars,
-            state,
-            WHO,
-            j,
-            turn,
-            limits,
-            factor,
-            tile_scales,
-            tile_bits,
-            skip,
-            2,
-            True,
-            HOW,
-            TMEM,
-        )
-    for j in range(blocks - work.unmasked, blocks):
-        skip = (blocks - 1 - j) * BN
-        turn = j - first
-        state = weigh(
-            tmem,
-            bars,
-            state,
-            WHO,
-            j,
-            turn,
-            None,
-            factor,
-            tile_scales,
-            tile_bits,
-            skip,
-            2,
-            False,
-            HOW,
-            TMEM,
-        )
+    # Blocks that need a causal mask, those that need none, and where windows begin.
+    for part in gl.static_range(2 if windows.keys is None else 3):
+        begin = first
+        end = blocks - work.unmasked
+        if part > 0:
+            begin = blocks - work.unmasked
+            end = blocks
+            if windows.keys is not None:
+                if part == 1:
+                    end = blocks - windows.blocks
+                else:
+                    begin = blocks - windows.blocks
+        for j in range(begin, end):
+            skip = (blocks - 1 - j) * BN
+            turn = j - first
+            limits = None
+            if part != 1:
+                limits = Limits(seen=seen - skip, keys=work.keys - skip, since=None)
+                if windows.keys is not None:
+                    since = seen - windows.keys - skip
+                    limits = Limits(seen=limits.seen, keys=limits.keys, since=since)
+            state = weigh(
+                tmem,
+                bars,
+                state,
+                WHO,
+                j,
+                turn,
+                limits,
+                factor,
+                tile_scales,
+                tile_bits,
+                skip,
+                2,
+                part != 1,
+                HOW,
+                TMEM,
+            )
     if blocks > 0:
         tell(tmem, WHO, REFERENCE, state.row_max, TMEM)
         tell(tmem, WHO, TOTAL, state.row_sum, TMEM)
@@ -292,7 +302,7 @@ def softmax_two(
 
 
 @gluon.jit
-def softmax_one(tmem, bars, work, factor, scales, key_mask, HOW: gl.constexpr, TMEM: gl.constexpr):
+def softmax_one(tmem, bars, work, factor, scales, hidden, HOW: gl.constexpr, TMEM: gl.constexpr):
     """One query tile, the scores of block j in score tile j % 2."""
     blocks, unmasked = work.blocks, work.unmasked
     BN: gl.constexpr = TMEM.keys
@@ -301,6 +311,7 @@ def softmax_one(tmem, bars, work, factor, scales, key_mask, HOW: gl.constexpr, T
     if scales.queries is not None:
         row_scales = scales_of_rows(scales.queries, work, 0, state.row_max)
     tile_scales = TileScales(keys=scales.keys, rows=row_scales)
+    key_mask, windows = hidden
     tile_bits = None
     if key_mask.base is not None:
         tile_bits = bits_of_tile(key_mask, work, 0, TMEM)
@@ -308,8 +319,14 @@ def softmax_one(tmem, bars, work, factor, scales, key_mask, HOW: gl.constexpr, T
         for tile in gl.static_range(2):
             j = 2 * pair + tile
             skip = (blocks - 1 - j) * BN
-            if j < blocks - unmasked:
-                limits = Limits(seen=work.seen - skip, keys=work.keys - skip)
+            is_masked = j < blocks - unmasked
+            if windows.keys is not None:
+                is_masked = is_masked | ((j >= blocks - windows.blocks) & (j < blocks))
+            if is_masked:
+                limits = Limits(seen=work.seen - skip, keys=work.keys - skip, since=None)
+                if windows.keys is not None:
+                    since = work.seen - windows.keys - skip
+                    limits = Limits(seen=limits.seen, keys=limits.keys, since=since)
                 state = weigh(
                     tmem,
                     bars,
@@ -358,7 +375,7 @@ def softmax(
     work,
     factor,
     scales,
-    key_mask,
+    hidden,
     WHO: gl.constexpr,
     QUERIES: gl.constexpr,
     HOW: gl.constexpr,
@@ -366,12 +383,12 @@ def softmax(
 ):
     """The partition of softmax group WHO. QUERIES: as in multiply.py."""
     if QUERIES == 2:
-        softmax_two(tmem, bars, work, factor, scales, key_mask, WHO, HOW, TMEM)
+        softmax_two(tmem, bars, work, factor, scales, hidden, WHO, HOW, TMEM)
     elif QUERIES == 1:
         if WHO == 0:
-            softmax_one(tmem, bars, work, factor, scales, key_mask, HOW, TMEM)
+            softmax_one(tmem, bars, work, factor, scales, hidden, HOW, TMEM)
     else:
         if work.rows > Q_ROWS:
-            softmax_two(tmem, bars, work, factor, scales, key_mask, WHO, HOW, TMEM)
+            softmax_two(tmem, bars, work, factor, scales, hidden, WHO, HOW, TMEM)
         elif WHO == 0:
-            softmax_one(tmem, bars, work, factor, scales, key_mask, HOW, TMEM)
+            softmax_one(tmem, bars, work, factor, scales, hidden, HOW, TMEM)

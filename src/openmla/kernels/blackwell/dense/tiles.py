@@ -13,6 +13,10 @@ BM 256, 1 head, cu_seqlens_q [0, 300, 310], 320 tokens:
 | request | 0 | 0 | 1 | 2 (no keys) | none |
 | rows of it | 256-299 | 0-255 | 0-9 | 0-9 | |
 
+With a window, keys that no row of a work item sees are left out, block by block, as if its request
+began after them. Blocks are counted from the first key that any query of the request sees, and what
+lies before is never read.
+
 Every partition gets the work item as a records.WorkItem.
 """
 
@@ -47,6 +51,13 @@ def key_span(request, sequences):
         length = gl.load(cu_ptr + gl.minimum(request + 1, batch)) - first
         length = gl.maximum(gl.minimum(length, total - start), 0)
     return start, length
+
+
+@gluon.jit
+def first_key(seen, window):
+    """The first key of a row that sees the last `window` of its first `seen` keys."""
+    # Clamped before the subtraction: seen may be negative, and the difference overflow 32 bits.
+    return gl.maximum(gl.maximum(seen, 0) - window, 0)
 
 
 @gluon.jit
@@ -111,6 +122,12 @@ def work_item_of(
     head = number // tiles
     row = (tiles - 1 - number % tiles) * BM
     seen = k_len - q_len + row + 1
+    if sequences.window is not None:
+        origin = first_key(seen - row, sequences.window)
+        unseen = origin + (first_key(seen, sequences.window) - origin) // BN * BN
+        k_start += unseen
+        k_len -= unseen
+        seen -= unseen
     stop = k_len
     unmasked = k_len // BN
     if CAUSAL:
@@ -136,3 +153,10 @@ def work_item_of(
         request=request,
         skipped=skipped,
     )
+
+
+@gluon.jit
+def blocks_of_windows(work, window, BM: gl.constexpr, BN: gl.constexpr):
+    """How many unmasked blocks of a WorkItem begin before the window of its last row."""
+    latest = first_key(work.seen + gl.minimum(work.rows, BM) - 1, window)
+    return gl.minimum((latest + BN - 1) // BN, work.unmasked)

@@ -29,6 +29,7 @@ from openmla.kernels.blackwell.sparse.rows import (
     lanes_layout,
     listed,
     steps_of,
+    unseen,
 )
 from openmla.kernels.gluon.ranges.records import Requests
 from openmla.kernels.gluon.ranges.rule import ranges_of, request_of
@@ -81,6 +82,8 @@ def item_of(number, lists, INDEXING: gl.constexpr):
             count = count_of(lists, token)
         else:
             line, count = keys_seen(token, lists, INDEXING)
+            if lists.window is not None:
+                first = unseen(count, lists.window)
         steps = steps_of(count - first, KEYS)
         second = None
         if lists.second is not None:
@@ -132,14 +135,15 @@ def seen_of(token, lists):
 @gluon.jit
 def keys_of(item, pool):
     """(KeyList of an item, the place of its first key)."""
-    return KeyList(indices=item.indices, length=item.length, pool=pool), item.first
+    keys = KeyList(indices=item.indices, length=item.length, pool=pool, first=None)
+    return keys, item.first
 
 
 @gluon.jit
 def second_keys_of(item, lists):
     """(KeyList of an item's second source, the place of step 0 of the item if it were of it)."""
     own = item.second
-    keys = KeyList(indices=own.indices, length=own.length, pool=lists.second.pool)
+    keys = KeyList(indices=own.indices, length=own.length, pool=lists.second.pool, first=None)
     return keys, own.first - own.after * KEYS
 
 

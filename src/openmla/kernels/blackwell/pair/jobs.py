@@ -29,6 +29,7 @@ PROBLEMS = {
     "128 heads latent": LATENT,
     "128 heads 512+0": replace(V32, d_rope=0),
     "128 heads latent split": replace(LATENT, total_k=1 << 20, table_keys=32768, has_sink=True),
+    "128 heads latent window": replace(LATENT, total_k=1 << 20, table_keys=32768, window=128),
     "16 heads latent split": replace(LATENT, heads=16, total_k=1 << 20, table_keys=32768),
     "64 heads window and list fp8_584": replace(
         _WINDOW,

@@ -74,7 +74,7 @@ from openmla.kernels.blackwell.sparse.rows import vector_layout
 from openmla.kernels.gluon.ranges.records import Parts
 
 COUNTS = [
-    *("factor", "rows", "topk", "tokens", "batch", "heads", "page_step", "row_step"),
+    *("factor", "rows", "topk", "tokens", "batch", "window", "heads", "page_step", "row_step"),
     *("part_rows", "rest_q", "requests"),
     *("second_requests", "second_topk", "second_rows", "second_base"),
 ]
@@ -112,6 +112,7 @@ def pair_kernel(  # noqa: PLR0913
     topk,
     tokens,
     batch,
+    window,
     heads,
     page_step,
     row_step,
@@ -219,6 +220,7 @@ def pair_kernel(  # noqa: PLR0913
         ranges=ranges,
         spans=spans,
         second=second,
+        window=window,
     )
     pool = Pool(rows=rows, page_step=page_step, row_step=row_step, base=None)
     sources = Sources(q=q_desc, k=k_desc, v=v_desc)

@@ -135,7 +135,7 @@ def _sources(kernel: PairKernel, op: AttendOperands | SparseOperands, filling: F
         rows, bases, made = rows_of(data_of(op.sources[0].rows)), (0,), ()
     first, *more = [{**NO_SPANS, "lengths_ptr": None, **places_of(source)} for source in op.sources]
     indexing, *others = [_indexing(source, rows.page_size) for source in op.sources]
-    arguments = {**first, "cu_ptr": None, "batch": 0, **NO_SECOND}
+    arguments = {**first, "cu_ptr": None, "batch": 0, "window": None, **NO_SECOND}
     if more:
         arguments |= {f"second_{name}": value for name, value in more[0].items()}
         arguments["second_base"] = bases[1]

@@ -199,9 +199,10 @@ class PairKernel(Partitioned):
 
     @property
     def split(self) -> LatentSplit | None:
-        """How the keys of a sequence are split; None for lists."""
-        latent = self.problem.form == "latent"
-        return LatentSplit(self.problem.heads, self.config.v_depth) if latent else None
+        """How the keys of a sequence are split; None for lists and for windows, which are short."""
+        if self.problem.form != "latent" or self.problem.window:
+            return None
+        return LatentSplit(self.problem.heads, self.config.v_depth)
 
     @property
     def cache_read(self) -> CacheRead:

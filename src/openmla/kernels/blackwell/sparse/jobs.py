@@ -49,6 +49,10 @@ PROBLEMS = {
     ),
     "16 heads latent": replace(LATENT, heads=16),
     "64 heads latent fp8_block64": replace(LATENT, heads=64, kv_dtype="fp8_block64"),
+    "16 heads latent window": replace(LATENT, heads=16, window=128),
+    "64 heads latent window fp8_656": replace(
+        LATENT, heads=64, kv_dtype="fp8_656", total_k=1 << 20, table_keys=32768, window=128
+    ),
     "64 heads 512+0": replace(V32, heads=64, d_rope=0),
     "64 heads 512+0 fp8_block64": replace(V32, heads=64, d_rope=0, kv_dtype="fp8_block64"),
     "32 heads 256+64 latent": replace(LATENT, heads=32, d_nope=256, d_v=256),

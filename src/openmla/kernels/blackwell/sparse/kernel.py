@@ -74,6 +74,7 @@ from openmla.kernels.blackwell.sparse.rows import (
     keys_seen,
     kv_valid_producer,
     steps_of,
+    unseen,
     vector_layout,
 )
 from openmla.kernels.blackwell.sparse.rows_fp8 import load_k_fp8, load_v_fp8, scale_blocks
@@ -149,6 +150,7 @@ COUNTS = [
     "topk",
     "tokens",
     "batch",
+    "window",
     "heads",
     "head_blocks",
     "page_step",
@@ -197,6 +199,7 @@ def sparse_kernel(  # noqa: PLR0913
     topk,
     tokens,
     batch,
+    window,
     heads,
     head_blocks,
     page_step,
@@ -248,6 +251,7 @@ def sparse_kernel(  # noqa: PLR0913
         ranges=None,
         spans=None,
         second=None,
+        window=window,
     )
     program = gl.program_id(0)
     token = program // head_blocks
@@ -259,11 +263,16 @@ def sparse_kernel(  # noqa: PLR0913
         token = tokens - 1 - token
         line, count = keys_seen(token, lists, INDEXING)
     factor = scaled(factor, q_scale_ptr, token)
+    first_key = None
     steps = steps_of(count, B_TOPK)
+    if window is not None:
+        first_key = unseen(count, window)
+        steps = steps_of(count - first_key, B_TOPK)
     keys = KeyList(
         indices=indices_ptr + line.to(gl.int64) * indices_stride,
         length=count,
         pool=Pool(rows=rows, page_step=page_step, row_step=row_step, base=None),
+        first=first_key,
     )
 
     q_smem = gl.allocate_shared_memory(DTYPE, [EARLY, HEADS, GATHERED], TILE)

@@ -272,6 +272,7 @@ def _lists(op: SparseOperands) -> tuple[dict[str, Any], Table]:
         "lengths_ptr": vector(op.topk_lengths),
         "cu_ptr": None,
         "batch": 0,
+        "window": None,
         "rows": op.rows,
     }, Table(page_size=0, is_causal=False)
 
@@ -286,5 +287,6 @@ def _pages(op: LatentOperands) -> tuple[dict[str, Any], Table]:
         "lengths_ptr": vector(op.cache_lengths),
         "cu_ptr": vector(op.cu_seqlens_q),
         "batch": table.shape[0],
+        "window": op.window or None,
         "rows": op.cache.rows,
     }, Table(page_size=op.cache.page_size, is_causal=op.causal)

@@ -68,6 +68,8 @@ class TokenLists(NamedTuple):
     """`Spans`, or None."""
     second: Any
     """`SecondLists`, or None."""
+    window: Any
+    """Keys of a sequence that a token sees at most, the last up to its own; None: all of them."""
 
 
 class Pool(NamedTuple):
@@ -100,6 +102,8 @@ class KeyList(NamedTuple):
     length: Any
     """Valid length of the list."""
     pool: Pool
+    first: Any
+    """Entries before the first that counts, where there is a window; None: none."""
 
 
 class Results(NamedTuple):

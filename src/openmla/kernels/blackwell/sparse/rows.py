@@ -81,6 +81,12 @@ def keys_seen(token, lists, INDEXING: gl.constexpr):
 
 
 @gluon.jit
+def unseen(count, window):
+    """How many of the first `count` keys lie before the last `window` of them."""
+    return gl.maximum(count - window, 0)
+
+
+@gluon.jit
 def steps_of(count, B_TOPK: gl.constexpr):
     """Steps over the list; one even for a token that sees nothing."""
     return gl.maximum((count + (B_TOPK - 1)) // B_TOPK, 1)
@@ -88,9 +94,12 @@ def steps_of(count, B_TOPK: gl.constexpr):
 
 @gluon.jit
 def listed(keys, first, N: gl.constexpr, LAYOUT: gl.constexpr, INDEXING: gl.constexpr):
-    """Indices first … first + N - 1 of KeyList `keys`, and whether each counts."""
+    """Indices first … first + N - 1 of KeyList `keys`, and whether each counts. With a window, they
+    are numbered from its first key on."""
     TABLE: gl.constexpr = INDEXING.table_page_size
     at = first + gl.arange(0, N, LAYOUT)
+    if keys.first is not None:
+        at += keys.first
     if TABLE > 0:
         page = gl.load(keys.indices + at // TABLE, mask=at < keys.length, other=-1)
         there = page >= 0

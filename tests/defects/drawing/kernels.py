@@ -25,7 +25,7 @@ HOPPER_KERNELS = (
     "sparse_backward",
 )
 BLACKWELL_KERNELS = ("backward", "dense", "indexer", "pair", "sparse")
-CDNA4_KERNELS = ("dense", "indexer", "sparse")
+CDNA4_KERNELS = ("backward", "dense", "indexer", "sparse")
 PORTABLE_KERNELS = ("backward", "indexer", "indexer_loss", "sparse_backward")
 
 
@@ -283,6 +283,15 @@ _TABLE = (
         shared=(*CDNA4, *RANGES),
     ),
     Kernel(
+        "cdna4.backward",
+        ("kernels/cdna4/backward",),
+        (
+            Suite("tests/kernels/cdna4/test_layouts.py"),
+            Suite("tests/kernels/cdna4/backward"),
+        ),
+        shared=(*CDNA4, "kernels/gluon/gradients/sums.py"),
+    ),
+    Kernel(
         "cdna4.indexer",
         ("kernels/cdna4/indexer",),
         indexer("cdna4"),
@@ -432,7 +441,13 @@ FAMILIES = {
         "blackwell.indexer",
         "planning.blackwell",
     ),
-    "cdna4": ("cdna4.dense", "cdna4.sparse", "cdna4.indexer", "planning.cdna4"),
+    "cdna4": (
+        "cdna4.dense",
+        "cdna4.sparse",
+        "cdna4.backward",
+        "cdna4.indexer",
+        "planning.cdna4",
+    ),
     "portable": (
         "portable.attention",
         "portable.backward",

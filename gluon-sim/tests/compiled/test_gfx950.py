@@ -340,6 +340,38 @@ def test_a_missing_barrier_is_a_race():
     assert all(Kind.RACE in found for found in kinds)
 
 
+EVERY_WAVE_WRITES = """v_and_b32_e32 v3, 63, v0\nv_lshlrev_b32_e32 v1, 2, v3\nds_write_b32 v1, {}
+s_barrier\nds_read_b32 v2, v1\ns_waitcnt lgkmcnt(0)\nv_lshlrev_b32_e32 v4, 2, v0
+global_store_dword v4, v2, s[2:3]"""
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+def test_a_wave_may_read_what_all_waves_wrote_alike(schedule):
+    """Whether or not the writes of the others are done, it has its own."""
+    out = torch.zeros(128, dtype=torch.int32)
+    text = gfx950(EVERY_WAVE_WRITES.format("v3"))
+    run_gfx950(text, out, waves=2, schedule=schedule).raise_if_bad()
+    assert out.tolist() == [i % 64 for i in range(128)]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize(
+    "text",
+    [
+        EVERY_WAVE_WRITES.format("v0"),  # other values than the other wave
+        HANDOVER.replace("s_waitcnt lgkmcnt(0)\n{}", "s_barrier"),  # what the other wave wrote
+        EVERY_WAVE_WRITES.format("v3")
+        .replace("ds_read_b32 v2, v1", "")
+        .replace("ds_write", "ds_read_b32 v2, v1\nds_write"),  # before its own write
+    ],
+    ids=["other values", "the other's", "too early"],
+)
+def test_a_write_that_nobody_waited_for_is_a_race(text, schedule):
+    out = torch.zeros(128, dtype=torch.int32)
+    kinds = run_gfx950(gfx950(text), out, waves=2, schedule=schedule).kinds()
+    assert Kind.RACE in kinds
+
+
 @pytest.mark.parametrize(
     "body", ["v_frobnicate_b32 v1, v2", "v_add_f32 v1, v2, v3 clamp", "v_mov_b32 v1, x3"]
 )

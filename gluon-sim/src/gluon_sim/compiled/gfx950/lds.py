@@ -148,7 +148,8 @@ def _write(form: Form, size: int, offsets: list[int]) -> Run:
             for at, data in zip(starts, raw, strict=True):
                 put(w, at, data, mask)
 
-        w.issue(w.local, Access(w, all_put, index, True))
+        values = np.concatenate([data[mask].reshape(-1) for data in raw])
+        w.issue(w.local, Access(w, all_put, index, True, values=values))
 
     return run
 

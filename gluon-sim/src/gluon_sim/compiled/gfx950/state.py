@@ -42,7 +42,7 @@ def word_of(lanes: Array) -> int:
 class Access(Pending):
     """A memory instruction that is counted until a wait covers it."""
 
-    __slots__ = ("bytes", "epoch", "into", "products", "write")
+    __slots__ = ("bytes", "epoch", "into", "products", "values", "write")
 
     def __init__(
         self,
@@ -51,9 +51,11 @@ class Access(Pending):
         lds: Array | None = None,
         write: bool = False,
         into: Sequence[int] = (),
+        values: Array | None = None,
     ) -> None:
         super().__init__("access", run, wave)
         self.bytes, self.write, self.into, self.epoch = lds, write, into, wave.epoch
+        self.values = values  # of the bytes that it writes, if they are known when it is issued
         self.products = wave.products
 
     def overlaps(self, at: Array) -> bool:
@@ -163,8 +165,11 @@ class Wave(Strand):
                 trace.copy(id(access), access.where, access.products)
                 trace.wait(id(access), self.where(), self.products)
             if access.bytes is not None:
-                span = range(access.epoch, self.epoch + 1)
-                self.group.races.mark(access.bytes, self.index, span, access.write)
+                span, races = range(access.epoch, self.epoch + 1), self.group.races
+                if access.write:
+                    races.write(access.bytes, self.index, span, access.values)
+                else:
+                    races.read(access.bytes, self.index, span)
 
     def advance(self, quantum: int) -> int:
         """Run up to so many instructions; returns how many."""

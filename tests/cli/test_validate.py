@@ -16,7 +16,14 @@ from openmla.lab.testing import simulate, sources
 from openmla.lab.testing.build import build
 from openmla.lab.testing.result import Result
 from openmla.lab.testing.simulate import new_results
-from openmla.lab.testing.validate import SEVERAL_SOURCES, SOURCES, STEPS, steps_of, validate
+from openmla.lab.testing.validate import (
+    OPTIONS,
+    SEVERAL_SOURCES,
+    SOURCES,
+    STEPS,
+    steps_of,
+    validate,
+)
 from openmla.planning import NEWEST_TRITON, TARGETS
 from openmla.planning.registry import families_of
 from openmla.problem import FORMS
@@ -97,8 +104,11 @@ def test_several_sources_are_a_step_where_a_family_has_them(
     assert report.counts(SEVERAL_SOURCES)[status] == len(SOURCES)
     assert report.ok == (status == "right")
     assert json.loads(json.dumps(report.to_json()))["outcomes"][-1]["case"]["kinds"]
-    other = validate("mi355x", simulated=True)
-    assert other.ok and SEVERAL_SOURCES not in {outcome.step for outcome in other.outcomes}
+
+
+def test_options_are_steps_where_a_family_has_them() -> None:
+    steps = {chip: set(steps_of(chip)) & OPTIONS.keys() for chip in ("h200", "b200", "mi355x")}
+    assert steps == {"h200": {"windows"}, "b200": {*OPTIONS}, "mi355x": {*OPTIONS}}
 
 
 def test_cases_are_asked_on_the_device_they_are_for() -> None:

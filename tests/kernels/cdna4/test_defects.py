@@ -264,8 +264,8 @@ DEFECTS = [
     Defect(
         "a table entry after the last page is read",
         "sparse.rows",
-        "HOW.page_size, mask=at < source.places\n",
-        "HOW.page_size, mask=at < source.places + 1\n",
+        "(source.ptr, entry, mask=at < source.places)",
+        "(source.ptr, entry, mask=at < source.places + 1)",
         "sparse pages",
     ),
     Defect(
@@ -655,8 +655,8 @@ DEFECTS = [
     Defect(
         "latent pages of a window are those at the beginning",
         "sparse.rows",
-        "source.ptr, position(at, source) // HOW.page_size",
-        "source.ptr, at // HOW.page_size",
+        "entry = position(at, source) // HOW.page_size",
+        "entry = at // HOW.page_size",
         "sparse window",
     ),
     Defect(

@@ -8,6 +8,7 @@ from openmla.formats import V4
 from openmla.kernels.blackwell.backward.plan import BLACKWELL_BACKWARD
 from openmla.kernels.blackwell.dense.plan import (
     FIRST_DENSE_PAIR,
+    PAIR_PROMPT,
     ROPE_COLUMNS,
     DenseConfig,
     dense_config,
@@ -74,6 +75,10 @@ _EVERY_DENSE = {
 _WINDOW_OF_ROWS: Limit[Problem] = Limit(
     lambda p: not p.window or (p.rope != "cache" and not p.has_key_mask),
     lambda p: "a window beside pages or a key mask: its blocks begin at any key, theirs do not",
+)
+_LONG_WINDOWS: Limit[Problem] = Limit(
+    lambda p: not p.window or p.window >= PAIR_PROMPT,
+    lambda p: f"a pair of CTAs serves windows of {PAIR_PROMPT} keys or more",
 )
 _WIDTHS = ("d_nope", "d_v")
 # Narrower rope of 16 bits: a box of 64 columns fills with zeros behind it.
@@ -333,6 +338,7 @@ BLACKWELL = Family(
         _dense(
             "dense_pair",
             {**_16_BITS, **_OF_A_PAIR},
+            limits=(_LONG_WINDOWS,),
             choose=dense_pair_config,
             first_triton=FIRST_DENSE_PAIR,
         ),

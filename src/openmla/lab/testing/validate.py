@@ -44,9 +44,6 @@ STEPS: dict[str, tuple[Case, ...]] = {
         _MANY,
         replace(_MANY, causal=False),
         replace(_MANY, dtype="fp16"),
-        replace(_MANY, window=100),
-        replace(_MANY, heads=4, group=2, q_lens=(140,)),
-        replace(_MANY, out="given", fp32_out=True),
         replace(_SPARSE, topk=256, k_lens=(300,)),
         replace(_LATENT, q_lens=(9,), k_lens=(300,)),
         replace(_DENSE, heads=10, q_lens=(2048,), k_lens=(90,)),  # a pair of CTAs on a B200
@@ -54,11 +51,8 @@ STEPS: dict[str, tuple[Case, ...]] = {
     "ragged": (
         _RAGGED,
         replace(_RAGGED, sink="mixed", values="rising"),
-        replace(_RAGGED, k_lens=(300, 5, 259, 0), window=128, sink="mixed"),
         _LISTS,
         replace(_LATENT, q_lens=(1, 0, 33), k_lens=(65, 5, 130), spare=2),
-        replace(_LATENT, q_lens=(2, 1), k_lens=(230, 60), window=100),
-        replace(_LATENT, heads=128, q_lens=(2,), k_lens=(420,), window=300),
     ),
     "other widths": (
         _WIDE,
@@ -99,6 +93,11 @@ STEPS: dict[str, tuple[Case, ...]] = {
         replace(_WIDE, q_lens=(130,), k_lens=(200,), window=33),
         replace(_LATENT, q_lens=(9, 3), k_lens=(300, 130), window=128),
         replace(_LATENT, q_lens=(9, 3), k_lens=(300, 130), window=65, kv="fp8_656"),
+        replace(_LATENT, heads=128, q_lens=(2,), k_lens=(420,), window=300),
+    ),
+    "grouped heads": (
+        replace(_MANY, heads=4, group=2, q_lens=(140,)),
+        replace(_RAGGED, heads=6, group=6, sink="mixed"),
     ),
     "fp32 outputs": tuple(
         replace(case, out="aligned", fp32_out=True)
@@ -124,6 +123,8 @@ STEPS: dict[str, tuple[Case, ...]] = {
         replace(_LATENT, q_lens=(1,), k_lens=(4200,), kv="fp8_656"),
     ),
 }
+OPTIONS = {"windows": "window", "grouped heads": "group", "fp32 outputs": "fp32_out"}
+"""Steps of the families whose kernels serve this field of a problem."""
 SEVERAL_SOURCES = "several sources"
 _LONG = SourcesCase(first=(128,), second=(512,), heads=64)  # spread over the chip
 SOURCES = (
@@ -219,9 +220,14 @@ Ran = tuple[str, AnyCase, Result, float]
 
 def steps_of(target: str) -> dict[str, tuple[AnyCase, ...]]:
     """The steps of the target's own family."""
-    steps: dict[str, tuple[AnyCase, ...]] = {**STEPS}
-    op = operands(SOURCES[0])
     family = families_of(TARGETS[target])[0]
+    steps: dict[str, tuple[AnyCase, ...]] = {
+        step: cases
+        for step, cases in STEPS.items()
+        if step not in OPTIONS
+        or any(kernel.serves.mentions(OPTIONS[step]) for kernel in family.kernels)
+    }
+    op = operands(SOURCES[0])
     problem = op.problem(new_results(op))
     if not family.choose(problem, TARGETS[target], NEWEST_TRITON, named=True).reason:
         steps[SEVERAL_SOURCES] = SOURCES

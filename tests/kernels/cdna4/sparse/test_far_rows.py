@@ -68,7 +68,13 @@ class Narrow:
 
 DEFECTS = [
     Narrow("pages of a sequence", "- 1).to(gl.int64)", "- 1)", "pages"),
-    Narrow("rows of a sequence's page", "(at % PAGE).to(gl.int64)", "(at % PAGE)", "pages", 1),
+    Narrow(
+        "rows of a sequence's page",
+        "(position(at, source) % PAGE).to(gl.int64)",
+        "(position(at, source) % PAGE)",
+        "pages",
+        1,
+    ),
     Narrow("rows", "safe.to(gl.int64) *", "safe *", "rows"),
     Narrow("pages of a list's rows", "(safe // PAGE).to(gl.int64)", "safe // PAGE", "rows, pages"),
     Narrow("rows of a list's page", "(safe % PAGE).to(gl.int64)", "safe % PAGE", "rows, pages", 1),

@@ -136,13 +136,13 @@ DEFECTS = [
     ),
     SourceDefect(
         "a span begins with the first row of its page",
-        "at = at + source.origin\n",
-        "at = at + source.origin // PAGE * PAGE\n",
+        "(position(at, source) % PAGE)",
+        "(at % PAGE)",
         "sparse.rows",
     ),
     SourceDefect(
         "a span's pages are those from position 0 on",
-        "entry = (at + source.origin) // HOW.page_size",
+        "entry = position(at, source) // HOW.page_size",
         "entry = at // HOW.page_size",
         "sparse.rows",
         "two spans",

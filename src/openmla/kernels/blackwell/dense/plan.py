@@ -357,8 +357,6 @@ def dense_pair_config(problem: Problem, target: Target) -> DenseConfig:
     alone = dense_config(problem, target)
     if alone.num_qo == 1 or mean_length(problem.total_q, problem.batch) < PAIR_PROMPT:
         raise Unsupported(f"a pair of CTAs serves prompts of {PAIR_PROMPT} tokens or more")
-    if 0 < problem.window < PAIR_PROMPT:
-        raise Unsupported(f"a pair of CTAs serves windows of {PAIR_PROMPT} keys or more")
     original = original_plan(problem)
     return _checked(following(original, in_a_pair(original)))
 

@@ -252,7 +252,7 @@ def _lines(config: BlackwellBackwardConfig, problem: BackwardProblem) -> list[st
 
 
 def _block(config: BlackwellBackwardConfig, problem: BackwardProblem) -> Block:
-    """That of the query pass."""
+    """The block of the query pass."""
     return QueryPass(config, problem).block
 
 

@@ -46,12 +46,12 @@ class KeyColumns(NamedTuple):
 
 
 class Registers(NamedTuple):
-    """REGISTERS: of a thread, by partition. The first group has what is left."""
+    """REGISTERS: registers of a thread, by partition. The first group has what is left."""
 
     group: int
-    """Of the second group of warps that compute."""
+    """The second group of warps that compute."""
     single: int
-    """Of a partition of one warp."""
+    """Each partition of one warp."""
 
 
 # Arguments of a kernel.

@@ -173,7 +173,7 @@ def _lines(config: Cdna4BackwardConfig, problem: BackwardProblem) -> list[str]:
 
 
 def _block(config: Cdna4BackwardConfig, problem: BackwardProblem) -> Block:
-    """That of the key pass, which takes more."""
+    """The block of the key pass, which takes more."""
     return Block(
         tile_rows=config.own_rows,
         tile_keys=config.step_rows,

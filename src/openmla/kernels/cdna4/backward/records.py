@@ -51,16 +51,16 @@ class Columns(NamedTuple):
     nope: Any
     rope: Any
     v: Any
-    """Of V beside keys, of d_out beside queries."""
+    """V's beside keys, d_out's beside queries."""
 
 
 class Own(NamedTuple):
     """A tile's own rows as left operands of scores and dP: a fragment for each 32 columns."""
 
     columns: Any
-    """Of Q or K, rope behind the others."""
+    """Fragments of Q or K, rope behind the others."""
     v: Any
-    """Of d_out or V."""
+    """Fragments of d_out or V."""
 
 
 class Walked(NamedTuple):

@@ -111,7 +111,7 @@ class FetchedV4Rows(NamedTuple):
     low: Any
     """A word of each row: the exponents of chunks 0 to 3."""
     high: Any
-    """Those of chunks 4 to 6."""
+    """A word of each row: the exponents of chunks 4 to 6."""
 
 
 class TokenLists(NamedTuple):

@@ -152,7 +152,7 @@ class KeyGradients(NamedTuple):
     k: Rows
     v: Rows
     rope: Rows
-    """Of a shared rope row, the fp32 part of a head."""
+    """Where heads share a rope row, the fp32 part of a head."""
 
 
 # Values in registers.

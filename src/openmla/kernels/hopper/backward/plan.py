@@ -134,7 +134,7 @@ def _lines(config: HopperBackwardConfig, problem: BackwardProblem) -> list[str]:
 
 
 def _block(config: HopperBackwardConfig, problem: BackwardProblem) -> Block:
-    """That of the query pass."""
+    """The block of the query pass."""
     return Block(
         tile_rows=config.own_rows,
         tile_keys=config.BN,

@@ -13,6 +13,7 @@ from torch import Tensor
 import openmla
 from gluon_sim import Kind, Limits, Report, intercept
 from kernels.far_memory import FarMemory
+from kernels.mutants import Defect
 from openmla.backward.operands import EVERY, Gradients, Wanted
 from openmla.backward.reference import Saved
 from openmla.lab.testing.case import Case
@@ -54,6 +55,13 @@ CASES: dict[str, GradientCase] = {
 }
 # Rings of both passes turn several times, over several work items of a program.
 RINGS = GradientCase(replace(NARROW, heads=1, q_lens=(260, 130), k_lens=(300, 400), causal=False))
+
+
+@dataclass(frozen=True)
+class BackwardDefect(Defect):
+    """A seeded defect of a backward pass, with the case that it shows in."""
+
+    case: str = "causal"
 
 
 def on(case: GradientCase, background: str = "zero") -> BuiltGradients:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -12,18 +11,11 @@ import openmla.kernels.blackwell as package
 from gluon_sim import Kind
 from kernels.blackwell.backward.simulated import BLACKWELL
 from kernels.gradients import CASES as KERNEL_CASES
-from kernels.gradients import RINGS
-from kernels.mutants import NOTHING, Defect, assert_found, load_mutant
+from kernels.gradients import RINGS, BackwardDefect
+from kernels.mutants import NOTHING, assert_found, load_mutant
 from openmla.kernels.blackwell.backward import launch as launcher
 
 CASES = {**KERNEL_CASES, "rings": RINGS}
-
-
-@dataclass(frozen=True)
-class BackwardDefect(Defect):
-    """With a case that it shows in."""
-
-    case: str = "causal"
 
 
 LOADS = [

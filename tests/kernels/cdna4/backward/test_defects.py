@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +12,8 @@ import openmla.kernels.cdna4 as package
 from gluon_sim import Kind
 from kernels.cdna4.backward.simulated import CDNA4
 from kernels.cdna4.backward.test_kernel import NARROW, SHORT
-from kernels.mutants import NOTHING, Defect, assert_found, load_mutant
+from kernels.gradients import BackwardDefect
+from kernels.mutants import NOTHING, assert_found, load_mutant
 from openmla.kernels.cdna4.backward import launch as launcher
 from openmla.lab.testing.gradients import GradientCase
 
@@ -25,13 +26,6 @@ CASES = {
     # Rings turn, and two sequences have tiles.
     "rings": GradientCase(replace(NARROW, q_lens=(150, 20), k_lens=(180, 70), spare=0)),
 }
-
-
-@dataclass(frozen=True)
-class BackwardDefect(Defect):
-    """With a case that it shows in."""
-
-    case: str = "causal"
 
 
 COPIES = [

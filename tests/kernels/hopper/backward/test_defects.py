@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -11,19 +10,12 @@ import pytest
 import openmla.kernels.hopper as package
 from gluon_sim import Kind
 from kernels.gradients import CASES as KERNEL_CASES
-from kernels.gradients import RINGS
+from kernels.gradients import RINGS, BackwardDefect
 from kernels.hopper.backward.simulated import HOPPER
-from kernels.mutants import NOTHING, Defect, assert_found, controls, load_mutant
+from kernels.mutants import NOTHING, assert_found, controls, load_mutant
 from openmla.kernels.hopper.backward import launch as launcher
 
 CASES = {**KERNEL_CASES, "rings": RINGS}
-
-
-@dataclass(frozen=True)
-class BackwardDefect(Defect):
-    """With a case that it shows in."""
-
-    case: str = "causal"
 
 
 LOADS = [

@@ -27,15 +27,15 @@ from functools import cached_property
 from typing import Any
 
 from openmla.arithmetic import Limited, require_int, verdict_lines
-from openmla.backward.problem import BACKWARD_FORM, ONE_DELTA, BackwardProblem
+from openmla.backward.problem import ONE_DELTA, BackwardProblem
 from openmla.kernels.cdna4.chip import FIRST_TRITON, LONE_LANE_REGISTERS
+from openmla.kernels.gluon.gradients.plan import EVERY_BACKWARD, NO_ATOMICS
 from openmla.modular.cdna4.layout.dma import DMA_BYTES, WAVE
 from openmla.modular.cdna4.prefill import LDS_BYTES
 from openmla.planning.family import Block, Kernel
 from openmla.planning.memory import MemoryMap, Wanted, lay_out
-from openmla.planning.serves import ALIGNED, DTYPES, LENGTHS, OneOf, Range, Serves, alike, either
+from openmla.planning.serves import OneOf, Serves
 from openmla.planning.target import Target
-from openmla.problem import MAX_HEADS
 
 ELEMENT, FP32 = 2, 4
 WAVE_ROWS = 32
@@ -163,7 +163,7 @@ class Cdna4BackwardConfig(Limited):
             f"{self.query_pass_map.used} bytes of LDS",
             f"key pass: {rows} keys of a head, {self.step_rows} queries a step, {self.slots} "
             f"slots, {self.key_registers} registers, {self.key_pass_map.used} bytes",
-            "no atomics: each gradient has one writer, rope parts of the heads are added in order",
+            NO_ATOMICS,
         ]
         return lines + verdict_lines(self.why_unsupported())
 
@@ -190,24 +190,9 @@ def _choose(problem: Any, target: Target) -> Cdna4BackwardConfig:
     )
 
 
-SERVED = Serves(
-    {
-        "form": OneOf(BACKWARD_FORM),
-        DTYPES: OneOf(*alike("bf16")),
-        "heads": Range(1, MAX_HEADS),
-        "d_nope": OneOf(64, 128),
-        "d_rope": OneOf(0, 64),
-        "d_v": OneOf(64, 128),
-        "rope": OneOf("none", "shared", "per_head", why="rope of a cache has no gradient"),
-        **LENGTHS,
-        **either("causal", "has_sink", "wants_lse", "has_d_lse"),
-        "aligned_16": ALIGNED,
-    },
-    (ONE_DELTA,),
-)
 CDNA4_BACKWARD = Kernel(
     name="backward",
-    serves=SERVED,
+    serves=Serves({**EVERY_BACKWARD, "d_rope": OneOf(0, 64)}, (ONE_DELTA,)),
     config=Cdna4BackwardConfig,
     choose=_choose,
     block=_block,

@@ -78,7 +78,7 @@ def random_case(seed: int) -> Case:
     fields |= _options(rng)
     if form == "dense" and rng.random() < MASKED:
         fields["key_mask"] = rng.choice(("half", "half", "few", "all"))
-    fields |= window_of(seed, fields)
+    fields |= _window(seed, fields)
     if fields["values"] == "exact":
         fields["scale"] = 0.25  # products of small integers and this are exact
     return _with_fp32(_grouped(fit(Case(**fields), COST_LIMIT)))
@@ -100,7 +100,7 @@ def _grouped(case: Case) -> Case:
     return replace(case, group=rng.choice(divisors))
 
 
-def window_of(seed: int, fields: dict[str, Any]) -> dict[str, Any]:
+def _window(seed: int, fields: dict[str, Any]) -> dict[str, Any]:
     """A window at an edge of blocks or of the keys, for some causal cases. It has numbers of its
     own: other cases are what they were before there were windows."""
     rng = random.Random(f"window {seed}")

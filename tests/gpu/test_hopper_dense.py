@@ -40,6 +40,9 @@ PROFILES: dict[str, tuple[Case, int]] = {
     "V3 pages of 64": (replace(V3, **PAGES, page_size=64, sink="normal"), 2),
     "V3 pages of 16": (replace(V3, **PAGES, page_size=16), 1),
     "V3 pages of 256": (replace(V3, **PAGES, page_size=256), 2),
+    "V3 window": (replace(V3, window=65), 2),
+    "V3 fp16 window sink": (replace(V3, window=128, dtype="fp16", sink="mixed"), 1),
+    "192+64-256 window": (Case("dense", 1, 192, 64, 256, window=100), 2),
     **{
         f"{nope}+{rope}-{v}": (Case("dense", 1, nope, rope, v), 2)
         for nope, rope, v in ((192, 64, 256), (64, 64, 128), (64, 32, 64))

@@ -26,6 +26,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 TAIL = 6000  # characters of a failed file's output that are shown
 SHARD = "OPENMLA_TEST_SHARD"
+NOTHING_COLLECTED = 5  # pytest's status
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,8 @@ def run_file(path: Path, shard: int, shards: int, seconds: float) -> Ran:
     status, output = run_limited(command, seconds, environment)
     summary = summary_of(output)
     name = path.name if shards == 1 else f"{path.name} {shard + 1}/{shards}"
-    return Ran(name, summary, problem_of(status, summary), output, time.monotonic() - started)
+    problem = problem_of(status, summary, may_be_empty=shard > 0)
+    return Ran(name, summary, problem, output, time.monotonic() - started)
 
 
 def run_limited(
@@ -89,14 +91,19 @@ def summary_of(output: str) -> str:
     return counts[-1].strip() if counts else "no summary"
 
 
-def problem_of(status: int | None, summary: str) -> str:
-    """What a file's end means; empty when tests ran and all passed.
+def problem_of(status: int | None, summary: str, may_be_empty: bool = False) -> str:
+    """What a file's end means; empty when tests ran and all passed. A shard after the first may be
+    empty: the file has fewer tests than shards.
 
     >>> problem_of(0, "3 passed in 1.20s"), problem_of(-11, "no summary")
     ('', 'died of signal 11')
+    >>> problem_of(5, "no summary"), problem_of(5, "no summary", may_be_empty=True)
+    ('status 5', '')
     """
     if status is None:
         return "no end within its limit"
+    if status == NOTHING_COLLECTED and may_be_empty:
+        return ""
     if status:
         return f"status {status}" if status > 0 else f"died of signal {-status}"
     return "" if re.search(r"\d+ passed", summary) else "nothing ran"

@@ -71,6 +71,12 @@ FP8_KINDS = ("early", "anything")
 PlanOf = Callable[[BuiltCase], Plan]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_list_of_nothing_can_be_overwritten(kind: str):
+    """Lists of 0 rows are drawn too, and torch makes floats of a Python list of nothing."""
+    make_wild(torch.empty(3, 0, dtype=torch.int32), kind, random.Random(0))
+
+
 def in_kernel(built: BuiltCase) -> Plan:
     """FP8 rows are dequantized where they are read."""
     chosen = hopper.plan_of(built)

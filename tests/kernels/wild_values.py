@@ -37,8 +37,8 @@ def make_wild(x: Tensor, kind: str, rng: random.Random) -> None:
         x.copy_(x.flip(-1))
     else:
         drawn = torch.tensor(rng.choices(EXTREMES, k=x.numel()), dtype=x.dtype).view(x.shape)
-        kept = torch.tensor([rng.random() < 0.5 for _ in range(x.numel())]).view(x.shape)
-        x.copy_(torch.where(kept, x.cpu(), drawn) if kind == "something" else drawn)
+        kept = torch.tensor([rng.random() < 0.5 for _ in range(x.numel())], dtype=torch.bool)
+        x.copy_(torch.where(kept.view(x.shape), x.cpu(), drawn) if kind == "something" else drawn)
 
 
 def with_wild_values(built: BuiltCase, kind: str, seed: int) -> BuiltCase:

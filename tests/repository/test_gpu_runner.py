@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import os
+import re
 import subprocess
 import sys
 import time
@@ -49,6 +50,7 @@ def script(name: str, *arguments: str, path: str = "") -> subprocess.CompletedPr
 
 def written(folder: Path, *names: str) -> list[str]:
     """Paths of some of the files, in a folder."""
+    folder.mkdir(exist_ok=True)
     for name in names:
         (folder / name).write_text(FILES[name])
     return [str(folder / name) for name in names]
@@ -56,7 +58,11 @@ def written(folder: Path, *names: str) -> list[str]:
 
 def verdicts_of(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
     """What the script says of each file."""
-    return dict(line.split(": ", 1) for line in done.stdout.splitlines() if ".py: " in line)
+    return dict(
+        line.split(": ", 1)
+        for line in done.stdout.splitlines()
+        if re.match(r"\S+\.py( \d+/\d+)?: ", line)
+    )
 
 
 def test_a_file_that_dies_does_not_take_the_others_along(tmp_path: Path):
@@ -73,6 +79,18 @@ def test_a_file_that_dies_does_not_take_the_others_along(tmp_path: Path):
     }.items():
         assert verdicts[name].startswith(f"FAILED, {reason}"), verdicts[name]
     assert "1 of 5 processes passed" in done.stdout
+
+
+def test_a_file_may_have_fewer_tests_than_shards(tmp_path: Path):
+    """An empty shard is no failure, but a file of which no shard runs a test is one."""
+    files = written(tmp_path / "gpu", "test_passes.py", "test_unmarked.py")
+    (tmp_path / "gpu" / "conftest.py").write_text((FOLDER / "conftest.py").read_text())
+    done = script("run.py", "--jobs", "2", "--shards", "2", "--seconds", str(PATIENCE), *files)
+    verdicts = verdicts_of(done)
+    assert [name for name, said in verdicts.items() if said.startswith("FAILED")] == [
+        "test_unmarked.py 1/2"
+    ]
+    assert done.returncode == 1
 
 
 def test_a_file_that_hangs_does_not_either(tmp_path: Path):

@@ -20,7 +20,6 @@ from openmla.kernels.blackwell.sparse.launch import (
     head_box,
     lists_of,
     rows_of,
-    source_of,
     widened,
 )
 from openmla.kernels.blackwell.sparse.records import Indexing
@@ -63,9 +62,9 @@ def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
     elif workspace is not None:
         space = addressed_once(Filling(workspace, columns, chip.sm_count), op)
         yield from space.calls
-        placed = _listed(space.operands, plan.config.qk_depth)
+        placed = _listed(space.operands)
     else:
-        placed = _listed(op, plan.config.qk_depth)
+        placed = _listed(op)
     yield from placed.calls
     if plan.config.qkv_dtype_size == OUT_SIZE:
         op, copies = widened(op)
@@ -111,10 +110,10 @@ def has_keys(op: Operands) -> bool:
     return any(source.count and entries_of(source).numel() for source in op.sources)
 
 
-def _listed(op: SparseOperands | LatentOperands, width: int) -> Placed:
+def _listed(op: SparseOperands | LatentOperands) -> Placed:
     """The lists of the tokens, or the pages of their sequences, over rows where they are."""
     keys, table = lists_of(op)
-    rows = source_of(op.cache, width).data
+    rows = rows_of(data_of(op.cache))
     indexing = Indexing(
         page_size=rows.page_size,
         table_page_size=table.page_size,

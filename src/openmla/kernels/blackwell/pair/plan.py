@@ -109,8 +109,10 @@ def pair_config(problem: Problem, target: Target | None = None) -> PairConfig:
 
 
 def joins(problem: Problem) -> bool:
-    """Whether pools become one of bf16 rows: those of DeepSeek-V4's rows, and any two."""
-    return problem.second is not None or problem.kv_dtype == V4.name
+    """Whether pools become one of bf16 rows: those of DeepSeek-V4's rows, and any two. Not where
+    pages name rows: then those are dequantized, as of any other FP8 rows."""
+    lists = problem.form == "sparse"
+    return problem.second is not None or (lists and problem.kv_dtype == V4.name)
 
 
 def pair_config_joined(problem: Problem, target: Target | None = None) -> PairConfig:
@@ -190,7 +192,8 @@ class PairKernel(Partitioned):
 
     @property
     def dequantizes(self) -> bool:
-        return self.problem.kv_dtype in GLUON_CACHES
+        """Whether FP8 rows that are named are dequantized before."""
+        return self.problem.kv_dtype in (*GLUON_CACHES, V4.name) and not self.joins
 
     @property
     def joins(self) -> bool:

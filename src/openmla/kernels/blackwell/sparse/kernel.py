@@ -26,7 +26,7 @@ plans of a pair see pair/kernel.py.
 | v_p0_ready, v_p1_ready | NB | TMA bytes of V's first, second half of keys (1) | mma |
 | sv_p0_done, sv_p1_done | NB | commit of the products over them (1) | load_v; p1 also softmax |
 | k_fp8_tma_done, v_fp8_tma_done | NB | TMA bytes of fp8 rows (1) | load_k, load_v |
-| k_rope_done | NB | TMA bytes of rope in rows of 656 bytes (1) | load_k |
+| k_plain_done | NB | TMA bytes of 16-bit columns of rows of 656, 584 bytes (1) | load_k |
 
 There is one buffer of K and one of V; NB = 2 barriers of each kind tell the signals of a step from
 those of the step before. Over an fp8 cache the producers complete the four ready barriers.
@@ -38,7 +38,7 @@ those of the step before. Over an fp8 cache the producers complete the four read
 | v_smem | 64 x 512 x 2 = 65536 | Q's 256 columns from 192 on | output |
 | p_smem | 64 x 64 x 2 = 8192 | | |
 | is_k_valid, barriers | 16 + 208 | | |
-| fp8: raw rows of K | 64 x 576, or of rows of 656 bytes 512 | | |
+| fp8: raw rows of K | 64 x 576, or of rows of 656 bytes 512, of 584 bytes 448 | | |
 | fp8: scales of K and V | 64 x 4 x (blocks of 576 + blocks of 512) | | |
 
 | tensor memory | columns |
@@ -118,7 +118,7 @@ def load_rows_of_k(
         load_k(sources.k, keys, smem.k, bars, steps, EARLY, HOW)
     else:
         load_k_fp8(
-            sources.k, sources.rope, sources.scales, keys, smem, bars, steps, EARLY, HOW, CACHE
+            sources.k, sources.plain, sources.scales, keys, smem, bars, steps, EARLY, HOW, CACHE
         )
 
 
@@ -141,7 +141,8 @@ def load_q_and_v(
     if CACHE is None:
         load_v(sources.v, keys, smem.v, bars, work.steps, HOW)
     else:
-        load_v_fp8(sources.v, sources.scales, keys, smem, bars, work.steps, HOW, CACHE, BYTES)
+        raw, plain, scales = sources.v, sources.plain, sources.scales
+        load_v_fp8(raw, plain, scales, keys, smem, bars, work.steps, HOW, CACHE, TILE, BYTES)
 
 
 COUNTS = [
@@ -183,7 +184,7 @@ def sparse_kernel(  # noqa: PLR0913
     q_desc,
     q_warp_desc,
     k_desc,
-    rope_desc,
+    plain_desc,
     v_desc,
     out_desc,
     scale_ptr,
@@ -299,21 +300,21 @@ def sparse_kernel(  # noqa: PLR0913
     k_valid_ready = barriers(NB, 1)
     k_valid_free = barriers(NB, 1)
 
-    # Only an fp8 cache needs these; k_rope_done only where rope is stored in 16 bits.
+    # Only an fp8 cache needs these; k_plain_done only where rope is stored in 16 bits.
     k_raw = None
     k_scales = None
     v_scales = None
     k_fp8_tma_done = None
-    k_rope_done = None
+    k_plain_done = None
     v_fp8_tma_done = None
     if CACHE is not None:
         RAW: gl.constexpr = CACHE.raw_tiles
         k_raw = gl.allocate_shared_memory(gl.float8e4nv, [RAW, B_TOPK, GATHERED], BYTES)
-        BLOCKS: gl.constexpr = scale_blocks(CACHE, HOW.v_atoms)
+        BLOCKS: gl.constexpr = scale_blocks(CACHE)
         k_scales = gl.allocate_shared_memory(gl.float32, [BLOCKS.k, B_TOPK], FLAT)
         v_scales = gl.allocate_shared_memory(gl.float32, [BLOCKS.v, B_TOPK], FLAT)
         k_fp8_tma_done = barriers(NB, 1)
-        k_rope_done = barriers(NB, 1) if RAW < TILES else None
+        k_plain_done = barriers(NB, 1) if RAW < TILES else None
         v_fp8_tma_done = barriers(NB, 1)
     smem = Tiles(
         q=q_smem,
@@ -333,7 +334,7 @@ def sparse_kernel(  # noqa: PLR0913
         k_p0_ready=k_p0_ready,
         k_p1_ready=k_p1_ready,
         k_fp8_tma_done=k_fp8_tma_done,
-        k_rope_done=k_rope_done,
+        k_plain_done=k_plain_done,
         sv_p0_done=sv_p0_done,
         sv_p1_done=sv_p1_done,
         v_p0_ready=v_p0_ready,
@@ -349,7 +350,7 @@ def sparse_kernel(  # noqa: PLR0913
         q=q_desc,
         q_warp=q_warp_desc,
         k=k_desc,
-        rope=rope_desc,
+        plain=plain_desc,
         v=v_desc,
         scales=ScaleSource(
             base=scale_ptr, page_stride=scale_stride_page, row_stride=scale_stride_row

@@ -39,6 +39,7 @@ from openmla.planning import Plan
 LOG2_E = math.log2(math.e)
 WARP_LANES = 32
 GATHERED = 64  # columns of a tile
+ELEMENT = 2  # bytes of a 16-bit column
 MOST_KEYS = 2**31 - 1
 Operands = SparseOperands | LatentOperands
 AnyRows = TypeVar("AnyRows", SparseOperands, LatentOperands, Operands | AttendOperands)
@@ -62,7 +63,7 @@ class Source(NamedTuple):
     """Where the rows come from."""
 
     data: Rows
-    rope: Tensor | None
+    plain: Tensor | None
     """The rows as 16-bit values, where a part of them is."""
     scales: Rows
     cache: Fp8Cache | None
@@ -87,7 +88,7 @@ def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
         return
     op, copies = widened(op)
     yield from copies
-    source = source_of(op.cache, plan.config.qk_depth)
+    source = source_of(op.cache, plan.config.qk_depth, plan.config.v_depth)
     config, kernel = plan.config, SparseKernel(plan.config, plan.problem)
     tokens, heads, _ = op.q.shape
     blocks = -(-heads // config.padded_num_q_heads)
@@ -172,26 +173,38 @@ def constexprs_of(
     }
 
 
-def source_of(rows: LatentCache | Tensor, width: int) -> Source:
-    """The tensors behind a cache format; see rows_fp8.py for FP8 ones."""
+def source_of(rows: LatentCache | Tensor, width: int, v_width: int) -> Source:
+    """The tensors behind a cache format of rows of `width` columns, the first `v_width` of them V;
+    see rows_fp8.py for FP8 ones."""
     tiles = width // GATHERED
     data = rows.data if isinstance(rows, LatentCache) else rows
     none = Rows(None, 0, 0, 0)
     if data.element_size() == 2:
         return Source(rows_of(data), None, none, None)
     if not isinstance(rows, LatentCache):
-        cache = Fp8Cache(scale_columns=0, raw_tiles=tiles, scale_page_size=0)
+        cache = Fp8Cache(
+            scale_columns=0,
+            raw_tiles=tiles,
+            v_tiles=v_width // GATHERED,
+            plain_column=0,
+            has_exponents=False,
+            scale_page_size=0,
+        )
         return Source(rows_of(data), None, none, cache)
     layout, stored = rows.layout, rows.field("scales")
     assert stored is not None
     scales = scales_of(stored)
-    rope = data.view(torch.bfloat16) if layout.field("bf16") else None
+    plain = layout.field("bf16")
     cache = Fp8Cache(
         scale_columns=layout.block,
         raw_tiles=layout.quantized // GATHERED,
+        v_tiles=min(v_width, layout.quantized) // GATHERED,
+        plain_column=plain.offset // ELEMENT if plain else 0,
+        has_exponents=stored.element_size() == 1,
         scale_page_size=scales.page_size,
     )
-    return Source(rows_of(data.view(torch.float8_e4m3fn)), rope, scales, cache)
+    halves = data.view(torch.bfloat16) if plain else None
+    return Source(rows_of(data.view(torch.float8_e4m3fn)), halves, scales, cache)
 
 
 def rows_of(data: Tensor) -> Rows:
@@ -251,7 +264,7 @@ def _descriptors(
         "q_desc": head_box(op.q, padded, span),
         "q_warp_desc": head_box(op.q, WARP_LANES, span),
         "k_desc": gather_box(rows, span),
-        "rope_desc": None if source.rope is None else gather_box(rows_of(source.rope), span),
+        "plain_desc": None if source.plain is None else gather_box(rows_of(source.plain), span),
         "v_desc": gather_box(rows, span if source.cache else atom),
         "out_desc": head_box(results.out, padded, span),
     }

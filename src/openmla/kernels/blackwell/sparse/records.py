@@ -145,13 +145,19 @@ class QSplit(NamedTuple):
 
 
 class Fp8Cache(NamedTuple):
-    """The format of FP8 rows: fp8_block64 has (64, 9), 656 bytes have (128, 8), fp8_token has
-    (576, 9), rows without scales have (0, 9) as their first two fields."""
+    """The format of FP8 rows: fp8_block64 has (64, 9), 656 bytes have (128, 8), 584 bytes have
+    (64, 7), fp8_token has (576, 9), rows without scales have (0, 9) as their first two fields."""
 
     scale_columns: int
     """Columns that share a scale; 0: rows have no scales."""
     raw_tiles: int
-    """64-column tiles of K that are dequantized; the others are 16-bit rope."""
+    """64-column tiles of K that are dequantized; the others are 16-bit columns."""
+    v_tiles: int
+    """Those of V; in rows of 584 bytes it has a tile of 16-bit columns too."""
+    plain_column: int
+    """Where 16-bit columns begin in a row, counted in 16-bit columns; 0 where there are none."""
+    has_exponents: bool
+    """Scales are powers of two, whose exponents are bytes (ue8m0); otherwise they are fp32."""
     scale_page_size: int
     """Rows of a page of scales; 0 where all scales lie evenly."""
 
@@ -229,8 +235,8 @@ class Sources(NamedTuple):
     q_warp: Any
     """Q by 32 heads, the lanes of a warp."""
     k: Any
-    rope: Any
-    """The 16-bit rope of rows of 656 bytes."""
+    plain: Any
+    """The 16-bit columns of rows of 656 or 584 bytes."""
     v: Any
     scales: ScaleSource
 
@@ -258,7 +264,7 @@ class Barriers(NamedTuple):
     k_p0_ready: Any
     k_p1_ready: Any
     k_fp8_tma_done: Any
-    k_rope_done: Any
+    k_plain_done: Any
     sv_p0_done: Any
     sv_p1_done: Any
     v_p0_ready: Any

@@ -267,12 +267,13 @@ def _one_cta(
     dtypes: Dtypes,
     more: Mapping[Field, Allowed] = NOTHING_MORE,
     widths: Widths = _ALL_ROWS,
+    serves: Serves | None = None,
 ) -> Kernel:
     """Any number of heads, by CTAs of 64 each."""
     return Kernel(
         name=name,
         config=SparseConfig,
-        serves=_serves_rows(form, _HEADS, widths, *dtypes, more=more),
+        serves=serves or _serves_rows(form, _HEADS, widths, *dtypes, more=more),
         choose=sparse_config,
         launcher="openmla.kernels.blackwell.sparse.launch",
         block=lambda config, problem: SparseKernel(config, problem).block,
@@ -307,6 +308,11 @@ _SOURCES = {
         }
     ),
 }
+# Rows of larger pools, where they lie: those of both sources are dequantized on their way.
+_ALL_OF_V4: Mapping[Field, Allowed] = {
+    DTYPES: OneOf(("bf16", *[V4.name] * 3)),
+    "second": Second({**SECOND, "kv_dtype": OneOf(V4.name), "page_size": Range(0, MOST_PAGE_ROWS)}),
+}
 _SEVERAL: Limit[Problem] = Limit(
     lambda p: p.span or joins(p),
     lambda p: "one list of rows: kernel sparse serves it",
@@ -323,8 +329,10 @@ _ROWS_KERNELS = (
         serves=Serves(_SOURCES, (_SEVERAL,)),
         slower=why_slower_joined,
     ),
-    # Rows of larger pools, where they lie.
-    _one_cta("sparse_v4_rows", "sparse", _V4_ROWS, widths=_V4_WIDTHS),
+    _one_cta(
+        *("attend", "sparse", ()),
+        serves=Serves({**_SOURCES, **_ALL_OF_V4}),
+    ),
     _pair("latent_pair", "latent", _ROWS_BF16, window=_SHORT_WINDOWS),
     _pair("latent_split_pair", "latent", _ROWS_BF16, heads=_CTA_HEADS, limits=(_LONG_TABLES,)),
     _one_cta("latent", "latent", _ROWS_BF16, _SHORT_WINDOWS),

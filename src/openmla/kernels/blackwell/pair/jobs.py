@@ -36,6 +36,7 @@ PROBLEMS = {
         second=RowSource(kv_dtype="fp8_584", page_size=64, topk=512, total_k=1024),
         has_sink=True,
     ),
+    "128 heads latent fp8_584": replace(LATENT, d_rope=0, kv_dtype="fp8_584"),
     "64 heads window bf16": replace(_WINDOW, kv_dtype="bf16"),
     "128 heads e4m3": typed(V32, "e4m3"),
     "16 heads e4m3": typed(replace(V32, heads=16), "e4m3"),

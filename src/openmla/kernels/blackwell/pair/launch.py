@@ -18,6 +18,7 @@ from openmla.kernels.blackwell.sparse.launch import (
     Rows,
     gather_box,
     head_box,
+    indexing_of,
     lists_of,
     rows_of,
     widened,
@@ -32,7 +33,6 @@ from openmla.operands import AttendOperands, LatentOperands, Results, SparseOper
 from openmla.planning import Plan
 from openmla.planning.dequantize import Workspace
 from openmla.planning.target import target_by_name
-from openmla.sources import Source, Span
 
 ATOM = 256  # columns of the output that one product writes
 OUT_SIZE = 2  # bytes
@@ -133,25 +133,13 @@ def _sources(kernel: PairKernel, op: AttendOperands | SparseOperands, filling: F
     else:
         rows, bases, made = rows_of(data_of(op.sources[0].rows)), (0,), ()
     first, *more = [{**NO_SPANS, "lengths_ptr": None, **places_of(source)} for source in op.sources]
-    indexing, *others = [_indexing(source, rows.page_size) for source in op.sources]
+    indexing, *others = [indexing_of(source, rows.page_size, ctas=2) for source in op.sources]
     arguments = {**first, "cu_ptr": None, "batch": 0, "window": None, **NO_SECOND}
     if more:
         arguments |= {f"second_{name}": value for name, value in more[0].items()}
         arguments["second_base"] = bases[1]
     second = others[0] if others else None
     return Placed(rows, arguments, indexing._replace(second=second), made)
-
-
-def _indexing(source: Source, page_size: int) -> Indexing:
-    span = isinstance(source, Span)
-    return Indexing(
-        page_size=page_size,
-        table_page_size=source.cache.page_size if isinstance(source, Span) else 0,
-        is_causal=False,
-        ctas=2,
-        is_span=span,
-        second=None,
-    )
 
 
 def _launches(

@@ -64,7 +64,11 @@ from openmla.kernels.blackwell.sparse.records import (
     Pool,
     Results,
     ScaleSource,
+    SecondKeys,
+    SecondLists,
+    SecondRows,
     Sources,
+    Spans,
     Tiles,
     TokenLists,
     WorkItem,
@@ -73,9 +77,11 @@ from openmla.kernels.blackwell.sparse.rows import (
     count_of,
     keys_seen,
     kv_valid_producer,
+    seen_of,
     steps_of,
     unseen,
     vector_layout,
+    whole_steps,
 )
 from openmla.kernels.blackwell.sparse.rows_fp8 import load_k_fp8, load_v_fp8, scale_blocks
 from openmla.kernels.blackwell.sparse.softmax import finish, scaled, softmax
@@ -117,9 +123,7 @@ def load_rows_of_k(
     if CACHE is None:
         load_k(sources.k, keys, smem.k, bars, steps, EARLY, HOW)
     else:
-        load_k_fp8(
-            sources.k, sources.plain, sources.scales, keys, smem, bars, steps, EARLY, HOW, CACHE
-        )
+        load_k_fp8(sources, keys, smem, bars, steps, EARLY, HOW, CACHE)
 
 
 @gluon.jit
@@ -141,8 +145,7 @@ def load_q_and_v(
     if CACHE is None:
         load_v(sources.v, keys, smem.v, bars, work.steps, HOW)
     else:
-        raw, plain, scales = sources.v, sources.plain, sources.scales
-        load_v_fp8(raw, plain, scales, keys, smem, bars, work.steps, HOW, CACHE, TILE, BYTES)
+        load_v_fp8(sources, keys, smem, bars, work.steps, HOW, CACHE, TILE, BYTES)
 
 
 COUNTS = [
@@ -156,6 +159,8 @@ COUNTS = [
     "head_blocks",
     "page_step",
     "row_step",
+    *("requests", "second_requests", "second_topk", "second_rows"),
+    *("second_page_step", "second_row_step"),
 ]
 STRIDES = [
     "indices_stride",
@@ -165,6 +170,7 @@ STRIDES = [
     "logits_stride_h",
     "scale_stride_page",
     "scale_stride_row",
+    *("second_indices_stride", "second_scale_page", "second_scale_row"),
 ]
 # Vectors of 4-byte elements, read and written one by one: a slice of a tensor is as good as all.
 VECTORS = [
@@ -176,6 +182,8 @@ VECTORS = [
     "sink_ptr",
     "q_scale_ptr",
     "scale_ptr",
+    *("request_ptr", "begin_ptr", "second_scale_ptr", "second_indices_ptr"),
+    *("second_lengths_ptr", "second_request_ptr", "second_begin_ptr"),
 ]
 
 
@@ -187,6 +195,8 @@ def sparse_kernel(  # noqa: PLR0913
     plain_desc,
     v_desc,
     out_desc,
+    second_raw_desc,
+    second_plain_desc,
     scale_ptr,
     indices_ptr,
     lengths_ptr,
@@ -212,6 +222,22 @@ def sparse_kernel(  # noqa: PLR0913
     lse_stride_h,
     logits_stride_t,
     logits_stride_h,
+    request_ptr,
+    begin_ptr,
+    requests,
+    second_scale_ptr,
+    second_indices_ptr,
+    second_lengths_ptr,
+    second_request_ptr,
+    second_begin_ptr,
+    second_requests,
+    second_topk,
+    second_rows,
+    second_page_step,
+    second_row_step,
+    second_scale_page,
+    second_scale_row,
+    second_indices_stride,
     HOW: gl.constexpr,
     SPLIT: gl.constexpr,
     CACHE: gl.constexpr,
@@ -241,6 +267,29 @@ def sparse_kernel(  # noqa: PLR0913
     INDEXING: gl.constexpr = HOW.indexing
     EARLY: gl.constexpr = SPLIT.smem // GATHERED
     TILES: gl.constexpr = EARLY + SPLIT.tmem // GATHERED
+    spans = None
+    if request_ptr is not None:
+        spans = Spans(request=request_ptr, begin=begin_ptr, requests=requests)
+    second = None
+    if second_indices_ptr is not None:
+        second_spans = None
+        if second_request_ptr is not None:
+            second_spans = Spans(
+                request=second_request_ptr, begin=second_begin_ptr, requests=second_requests
+            )
+        second = SecondLists(
+            indices=second_indices_ptr,
+            lengths=second_lengths_ptr,
+            stride=second_indices_stride,
+            topk=second_topk,
+            spans=second_spans,
+            pool=Pool(
+                rows=second_rows,
+                page_step=second_page_step,
+                row_step=second_row_step,
+                base=None,
+            ),
+        )
     lists = TokenLists(
         indices=indices_ptr,
         lengths=lengths_ptr,
@@ -250,30 +299,49 @@ def sparse_kernel(  # noqa: PLR0913
         tokens=tokens,
         batch=batch,
         ranges=None,
-        spans=None,
-        second=None,
+        spans=spans,
+        second=second,
         window=window,
     )
     program = gl.program_id(0)
     token = program // head_blocks
     first_head = program % head_blocks * HEADS
     line = token
-    if cu_ptr is None:
+    first_key = None
+    if (request_ptr is not None) | (second_indices_ptr is not None):
+        line, first_key, count = seen_of(token, lists)
+    elif cu_ptr is None:
         count = count_of(lists, token)
     else:  # the last tokens see most keys
         token = tokens - 1 - token
         line, count = keys_seen(token, lists, INDEXING)
     factor = scaled(factor, q_scale_ptr, token)
-    first_key = None
-    steps = steps_of(count, B_TOPK)
     if window is not None:
         first_key = unseen(count, window)
-        steps = steps_of(count - first_key, B_TOPK)
+    seen = count
+    if first_key is not None:
+        seen = count - first_key
+    steps = steps_of(seen, B_TOPK)
+    second_keys = None
+    if second_indices_ptr is not None:
+        after = whole_steps(seen, B_TOPK)
+        more = seen_of(token, second)
+        steps = gl.maximum(after + whole_steps(more.length - more.first, B_TOPK), 1)
+        second_keys = SecondKeys(
+            after=after,
+            indices=second.indices + more.line.to(gl.int64) * second.stride,
+            length=more.length,
+            first=more.first,
+            rows=second.pool.rows,
+            page_step=second.pool.page_step,
+            row_step=second.pool.row_step,
+        )
     keys = KeyList(
         indices=indices_ptr + line.to(gl.int64) * indices_stride,
         length=count,
         pool=Pool(rows=rows, page_step=page_step, row_step=row_step, base=None),
         first=first_key,
+        second=second_keys,
     )
 
     q_smem = gl.allocate_shared_memory(DTYPE, [EARLY, HEADS, GATHERED], TILE)
@@ -346,6 +414,17 @@ def sparse_kernel(  # noqa: PLR0913
         k_valid_free=k_valid_free,
     )
     work = WorkItem(token=token, first_head=first_head, heads=heads, steps=steps)
+    more_rows = None
+    if second_indices_ptr is not None:
+        more_rows = SecondRows(
+            raw=second_raw_desc,
+            plain=second_plain_desc,
+            scales=ScaleSource(
+                base=second_scale_ptr,
+                page_stride=second_scale_page,
+                row_stride=second_scale_row,
+            ),
+        )
     sources = Sources(
         q=q_desc,
         q_warp=q_warp_desc,
@@ -355,6 +434,7 @@ def sparse_kernel(  # noqa: PLR0913
         scales=ScaleSource(
             base=scale_ptr, page_stride=scale_stride_page, row_stride=scale_stride_row
         ),
+        second=more_rows,
     )
     results = Results(
         out=out_desc,

@@ -237,7 +237,12 @@ class SparseKernel(Partitioned):
         arrays = 2 + 2 * scaled + len(self.barriers())  # P, is_k_valid, scales
         # Keys of the list, rows, their step; steps, token, first head; the step of scales.
         tiles = 3 + self.dequantizes
-        return argument_bytes(tiles=tiles, arrays=arrays, pointers=pointers, integers=6 + scaled)
+        integers = 6 + scaled
+        if self.problem.second is not None:
+            # Its rows twice, its list and scales; its steps, keys and rows, and where spans begin.
+            pointers += 4
+            integers += 5 + self.problem.span + self.problem.second.span
+        return argument_bytes(tiles=tiles, arrays=arrays, pointers=pointers, integers=integers)
 
     @cached_property
     def block(self) -> Block:

@@ -94,6 +94,15 @@ class SecondLists(NamedTuple):
     pool: Pool
 
 
+class Seen(NamedTuple):
+    """What a token sees of one source."""
+
+    line: Any
+    """Its list, or its line of the block table."""
+    first: Any
+    length: Any
+
+
 class KeyList(NamedTuple):
     """The keys of one token."""
 
@@ -103,7 +112,24 @@ class KeyList(NamedTuple):
     """Valid length of the list."""
     pool: Pool
     first: Any
-    """Entries before the first that counts, where there is a window; None: none."""
+    """Entries before the first that counts, where there is a window or a span; None: none."""
+    second: Any
+    """The `SecondKeys` of a second source, or None."""
+
+
+class SecondKeys(NamedTuple):
+    """The keys of one token of a second source, in steps of their own."""
+
+    after: Any
+    """Steps over the first source, which come before."""
+    indices: Any
+    """As in a KeyList, as are length and first."""
+    length: Any
+    first: Any
+    rows: Any
+    """As in a Pool, as are the steps."""
+    page_step: Any
+    row_step: Any
 
 
 class Results(NamedTuple):
@@ -160,6 +186,8 @@ class Fp8Cache(NamedTuple):
     """Scales are powers of two, whose exponents are bytes (ue8m0); otherwise they are fp32."""
     scale_page_size: int
     """Rows of a page of scales; 0 where all scales lie evenly."""
+    second: Any
+    """The `Fp8Cache` of a second source, which differs in its pages alone; None: there is none."""
 
 
 class ScaleBlocks(NamedTuple):
@@ -238,6 +266,16 @@ class Sources(NamedTuple):
     plain: Any
     """The 16-bit columns of rows of 656 or 584 bytes."""
     v: Any
+    scales: ScaleSource
+    second: Any
+    """`SecondRows`, or None."""
+
+
+class SecondRows(NamedTuple):
+    """Where the rows of a second source are read: TMA descriptors, and the scales."""
+
+    raw: Any
+    plain: Any
     scales: ScaleSource
 
 

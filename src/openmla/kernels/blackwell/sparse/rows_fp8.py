@@ -20,8 +20,10 @@ scales, one per 128 columns. Rows of 584 bytes are DeepSeek-V4's: their last 64 
 V's as much as K's, and the exponent of each 64 columns is a byte behind the rows of the page. V's
 bf16 columns lie where no raw rows do: raw tiles of 7 x 64 columns end 4096 bytes before V does.
 
-Arguments of all functions: Tiles `smem`, Barriers `bars`, the token's KeyList `keys`, ScaleSource
-`scales`, records.How `HOW`, Fp8Cache `CACHE`.
+Steps of a second source follow those of the first: they read other descriptors and other scales.
+
+Arguments of all functions: Tiles `smem`, Barriers `bars`, the token's KeyList `keys`, Sources
+`sources`, ScaleSource `scales`, records.How `HOW`, Fp8Cache `CACHE`.
 """
 
 from triton.experimental import gluon
@@ -34,7 +36,12 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
 
 from openmla.kernels.blackwell.sparse.load import GATHERED, offsets_layout
 from openmla.kernels.blackwell.sparse.records import ScaleBlocks
-from openmla.kernels.blackwell.sparse.rows import descriptor_rows, listed, wait_for_step
+from openmla.kernels.blackwell.sparse.rows import (
+    listed,
+    second_listed,
+    step_rows,
+    wait_for_step,
+)
 from openmla.kernels.gluon.compat import reinterpret, thread_barrier
 
 SMALLEST = gl.constexpr(0x00400000)  # 2^-127
@@ -59,15 +66,29 @@ def power_of_two(exponent):
 
 
 @gluon.jit
-def load_scales_to_smem(scales, keys, k, tile, HOW: gl.constexpr, CACHE: gl.constexpr):
-    """fp32 scales of the keys of step k, a row of `tile` per block of columns; finite for a key
-    whose index does not count, whose columns are zeros."""
+def load_scales_to_smem(sources, keys, k, tile, HOW: gl.constexpr, CACHE: gl.constexpr):
+    """fp32 scales of the keys of step k, a row of `tile` per block of columns."""
     L: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    BLOCKS: gl.constexpr = tile.shape[0]
     B_TOPK: gl.constexpr = HOW.b_topk
     INDEXING: gl.constexpr = HOW.indexing
+    SECOND: gl.constexpr = CACHE.second
+    if keys.second is None:
+        index, ok = listed(keys, k * B_TOPK, B_TOPK, L, INDEXING)
+        store_scales(sources.scales, index, ok, tile, CACHE)
+    else:
+        if k < keys.second.after:
+            index, ok = listed(keys, k * B_TOPK, B_TOPK, L, INDEXING)
+            store_scales(sources.scales, index, ok, tile, CACHE)
+        else:
+            index, ok = second_listed(keys.second, k, 0, B_TOPK, L, HOW)
+            store_scales(sources.second.scales, index, ok, tile, SECOND)
+
+
+@gluon.jit
+def store_scales(scales, index, ok, tile, CACHE: gl.constexpr):
+    """Scales of rows; finite for one that does not count, whose columns are zeros."""
+    BLOCKS: gl.constexpr = tile.shape[0]
     PAGE: gl.constexpr = CACHE.scale_page_size
-    index, ok = listed(keys, k * B_TOPK, B_TOPK, L, INDEXING)
     at = index.to(gl.int64) * scales.row_stride
     if PAGE > 0:
         page = (index // PAGE).to(gl.int64) * scales.page_stride
@@ -81,15 +102,15 @@ def load_scales_to_smem(scales, keys, k, tile, HOW: gl.constexpr, CACHE: gl.cons
 
 
 @gluon.jit
-def load_k_scales_to_smem(scales, keys, k, k_scales, HOW: gl.constexpr, CACHE: gl.constexpr):
+def load_k_scales_to_smem(sources, keys, k, k_scales, HOW: gl.constexpr, CACHE: gl.constexpr):
     """Scales of the keys of step k, all columns."""
-    load_scales_to_smem(scales, keys, k, k_scales, HOW, CACHE)
+    load_scales_to_smem(sources, keys, k, k_scales, HOW, CACHE)
 
 
 @gluon.jit
-def load_v_scales_to_smem(scales, keys, k, v_scales, HOW: gl.constexpr, CACHE: gl.constexpr):
+def load_v_scales_to_smem(sources, keys, k, v_scales, HOW: gl.constexpr, CACHE: gl.constexpr):
     """Scales of the keys of step k, columns of V."""
-    load_scales_to_smem(scales, keys, k, v_scales, HOW, CACHE)
+    load_scales_to_smem(sources, keys, k, v_scales, HOW, CACHE)
 
 
 @gluon.jit
@@ -150,38 +171,56 @@ def convert_v_fp8_to_bf16(raw, v_smem, v_scales, HALF: gl.constexpr, CACHE: gl.c
 
 
 @gluon.jit
-def load_k_fp8_tma(raw_desc, keys, raw, done, k, HOW: gl.constexpr):
+def gather_tiles(raw_desc, rows, ready, raw, FIRST: gl.constexpr, NUMBER: gl.constexpr):
+    """Start gathering the first NUMBER x 64 columns of rows to raw tiles FIRST … ."""
+    for g in gl.static_range(NUMBER):
+        tma.async_gather(raw_desc, rows, g * GATHERED, ready, raw.index(FIRST + g))
+
+
+@gluon.jit
+def gather_plain(sources, keys, rows, ready, tile, k, CACHE: gl.constexpr):
+    """Start gathering the 16-bit columns of rows of step k, which need no dequantizing."""
+    if keys.second is None:
+        tma.async_gather(sources.plain, rows, CACHE.plain_column, ready, tile)
+    else:
+        if k < keys.second.after:
+            tma.async_gather(sources.plain, rows, CACHE.plain_column, ready, tile)
+        else:
+            tma.async_gather(sources.second.plain, rows, CACHE.plain_column, ready, tile)
+
+
+@gluon.jit
+def load_k_fp8_tma(sources, keys, raw, done, k, HOW: gl.constexpr):
     """Start gathering the raw tiles of step k."""
     OFFSETS: gl.constexpr = offsets_layout(gl.num_warps())
     TILES: gl.constexpr = raw.shape[0]
     B_TOPK: gl.constexpr = HOW.b_topk
-    INDEXING: gl.constexpr = HOW.indexing
     ready = done.index(k % HOW.num_mbars)
-    rows = descriptor_rows(keys, k * B_TOPK, B_TOPK, OFFSETS, INDEXING)
+    rows = step_rows(keys, k, 0, B_TOPK, OFFSETS, HOW)
     mbarrier.expect(ready, B_TOPK * GATHERED * TILES)
-    for g in gl.static_range(TILES):
-        tma.async_gather(raw_desc, rows, g * GATHERED, ready, raw.index(g))
+    if keys.second is None:
+        gather_tiles(sources.k, rows, ready, raw, 0, TILES)
+    else:
+        if k < keys.second.after:
+            gather_tiles(sources.k, rows, ready, raw, 0, TILES)
+        else:
+            gather_tiles(sources.second.raw, rows, ready, raw, 0, TILES)
 
 
 @gluon.jit
-def load_k_plain_tma(
-    plain_desc, keys, tile, done, k, HOW: gl.constexpr, CACHE: gl.constexpr
-):
-    """Start gathering the 16-bit columns of rows, which need no dequantizing."""
+def load_k_plain_tma(sources, keys, tile, done, k, HOW: gl.constexpr, CACHE: gl.constexpr):
+    """Start gathering the 16-bit columns of step k."""
     OFFSETS: gl.constexpr = offsets_layout(gl.num_warps())
     B_TOPK: gl.constexpr = HOW.b_topk
-    INDEXING: gl.constexpr = HOW.indexing
     ready = done.index(k % HOW.num_mbars)
     mbarrier.expect(ready, B_TOPK * GATHERED * 2)
-    rows = descriptor_rows(keys, k * B_TOPK, B_TOPK, OFFSETS, INDEXING)
-    tma.async_gather(plain_desc, rows, CACHE.plain_column, ready, tile)
+    rows = step_rows(keys, k, 0, B_TOPK, OFFSETS, HOW)
+    gather_plain(sources, keys, rows, ready, tile, k, CACHE)
 
 
 @gluon.jit
 def load_k_fp8(
-    raw_desc,
-    plain_desc,
-    scales,
+    sources,
     keys,
     smem,
     bars,
@@ -194,16 +233,16 @@ def load_k_fp8(
     NB: gl.constexpr = HOW.num_mbars
     RAW: gl.constexpr = CACHE.raw_tiles
     PLAIN: gl.constexpr = smem.k.shape[0] - RAW
-    load_k_fp8_tma(raw_desc, keys, smem.k_raw, bars.k_fp8_tma_done, steps * 0, HOW)
+    load_k_fp8_tma(sources, keys, smem.k_raw, bars.k_fp8_tma_done, steps * 0, HOW)
     mbarrier.wait(bars.q_copied.index(0), 0)
     for k in range(0, steps):
         if CACHE.scale_columns > 0:
-            load_k_scales_to_smem(scales, keys, k, smem.k_scales, HOW, CACHE)
+            load_k_scales_to_smem(sources, keys, k, smem.k_scales, HOW, CACHE)
         wait_for_step(bars.qk_ss_done, k - 1, NB)
         wait_for_step(bars.qk_ts_done, k - 1, NB)
         if PLAIN > 0:
             tile = smem.k.index(RAW)
-            load_k_plain_tma(plain_desc, keys, tile, bars.k_plain_done, k, HOW, CACHE)
+            load_k_plain_tma(sources, keys, tile, bars.k_plain_done, k, HOW, CACHE)
         wait_for_step(bars.k_fp8_tma_done, k, NB)
         convert_k_fp8_to_bf16(smem, 0, EARLY, CACHE)
         fence_async_shared()
@@ -215,13 +254,12 @@ def load_k_fp8(
         mbarrier.arrive(bars.k_p1_ready.index(k % NB), count=1)
         thread_barrier()  # all warps have read the raw rows
         if k + 1 < steps:
-            load_k_fp8_tma(raw_desc, keys, smem.k_raw, bars.k_fp8_tma_done, k + 1, HOW)
+            load_k_fp8_tma(sources, keys, smem.k_raw, bars.k_fp8_tma_done, k + 1, HOW)
 
 
 @gluon.jit
 def load_v_fp8_tma(
-    raw_desc,
-    plain_desc,
+    sources,
     keys,
     raw,
     wide,
@@ -237,23 +275,24 @@ def load_v_fp8_tma(
     TILES: gl.constexpr = raw.shape[0] // 2
     RAW: gl.constexpr = CACHE.v_tiles
     PLAIN: gl.constexpr = TILES // 2 - RAW
-    INDEXING: gl.constexpr = HOW.indexing
     mbarrier.expect(done, 2 * (RAW + 2 * PLAIN) * KEYS * GATHERED)
     for half in gl.static_range(2):
-        rows = descriptor_rows(keys, k * HOW.b_topk + half * KEYS, KEYS, OFFSETS, INDEXING)
-        for g in gl.static_range(RAW):
-            tile = raw.index(TILES + half * RAW + g)
-            tma.async_gather(raw_desc, rows, g * GATHERED, done, tile)
+        rows = step_rows(keys, k, half * KEYS, KEYS, OFFSETS, HOW)
+        if keys.second is None:
+            gather_tiles(sources.v, rows, done, raw, TILES + half * RAW, RAW)
+        else:
+            if k < keys.second.after:
+                gather_tiles(sources.v, rows, done, raw, TILES + half * RAW, RAW)
+            else:
+                gather_tiles(sources.second.raw, rows, done, raw, TILES + half * RAW, RAW)
         if PLAIN > 0:
             tile = wide.index(half * (RAW + PLAIN) + RAW)
-            tma.async_gather(plain_desc, rows, CACHE.plain_column, done, tile)
+            gather_plain(sources, keys, rows, done, tile, k, CACHE)
 
 
 @gluon.jit
 def load_v_fp8(
-    raw_desc,
-    plain_desc,
-    scales,
+    sources,
     keys,
     smem,
     bars,
@@ -270,16 +309,16 @@ def load_v_fp8(
     KEYS: gl.constexpr = v_smem.shape[1]
     raw = reinterpret(v_smem, gl.float8e4nv, [2 * TILES, KEYS, GATHERED], BYTES)
     wide = None
-    if TILES > 2 * CACHE.v_tiles:
+    if 2 * CACHE.v_tiles < TILES:
         wide = reinterpret(v_smem, v_smem.dtype, [TILES, KEYS, GATHERED], TILE)
     mbarrier.wait(bars.q_copied.index(0), 0)
     for k in range(0, steps):
         wait_for_step(bars.sv_p0_done, k - 1, NB)
         wait_for_step(bars.sv_p1_done, k - 1, NB)
         done = bars.v_fp8_tma_done.index(k % NB)
-        load_v_fp8_tma(raw_desc, plain_desc, keys, raw, wide, done, k, HOW, CACHE)
+        load_v_fp8_tma(sources, keys, raw, wide, done, k, HOW, CACHE)
         if CACHE.scale_columns > 0:
-            load_v_scales_to_smem(scales, keys, k, v_scales, HOW, CACHE)
+            load_v_scales_to_smem(sources, keys, k, v_scales, HOW, CACHE)
         wait_for_step(bars.v_fp8_tma_done, k, NB)
         convert_v_fp8_to_bf16(raw, v_smem, v_scales, 0, CACHE)
         fence_async_shared()

@@ -116,9 +116,12 @@ def joins(problem: Problem) -> bool:
 
 
 def pair_config_joined(problem: Problem, target: Target | None = None) -> PairConfig:
-    """A pair over the rows of one or two sources, if a workspace may hold all of their pools."""
+    """A pair over the rows of one or two sources, if a workspace may hold all of their pools. Large
+    ones of DeepSeek-V4's rows have a kernel that reads rows where they lie."""
     config = pair_config(problem)
     row, rows = 2 * config.qk_depth, sum(source.total_k for source in problem.sources)
+    if rows > MOST_JOINED and all(source.kv_dtype == V4.name for source in problem.sources):
+        raise Unsupported(f"pools of {rows} {V4.name} rows: up to {MOST_JOINED} are joined")
     if joins(problem) and rows * row > DEQUANTIZED_CAP:
         workspace = f"a workspace of {rows} rows of {row} bytes = {rows * row}"
         raise Unsupported(f"{workspace} would exceed {DEQUANTIZED_CAP}")

@@ -186,7 +186,7 @@ DEFECTS = [
         "items",
     ),
     defect(
-        "the second pool lies over the first", "row += keys.pool.base", "row += 0", "sparse.rows"
+        "the second pool lies over the first", "row += pool.base", "row += 0", "sparse.rows"
     ),
     defect(
         "pools are joined one row late",

@@ -185,9 +185,7 @@ DEFECTS = [
         "gl.maximum(after, 1)",
         "items",
     ),
-    defect(
-        "the second pool lies over the first", "row += pool.base", "row += 0", "sparse.rows"
-    ),
+    defect("the second pool lies over the first", "row += pool.base", "row += 0", "sparse.rows"),
     defect(
         "pools are joined one row late",
         'arguments["second_base"] = bases[1]',

@@ -389,7 +389,7 @@ def _lds_clocks(chosen: Plan) -> float:
         size, copied = 2, problem.d_qk
         reads = config.num_warps * (problem.d_qk / 2 + problem.d_v / 4)
     wider = target_by_name(chosen.target).smem_banks / BANKS
-    return keys * size * (copied + reads / wider) / SMEM_BYTES
+    return float(keys * size * (copied + reads / wider) / SMEM_BYTES)
 
 
 def _work_of_waves(chosen: Plan) -> list[int]:

@@ -329,12 +329,12 @@ def sparse_kernel(  # noqa: PLR0913
         steps = gl.maximum(after + whole_steps(more.length - more.first, B_TOPK), 1)
         second_keys = SecondKeys(
             after=after,
-            indices=second.indices + more.line.to(gl.int64) * second.stride,
+            indices=second_indices_ptr + more.line.to(gl.int64) * second_indices_stride,
             length=more.length,
             first=more.first,
-            rows=second.pool.rows,
-            page_step=second.pool.page_step,
-            row_step=second.pool.row_step,
+            rows=second_rows,
+            page_step=second_page_step,
+            row_step=second_row_step,
         )
     keys = KeyList(
         indices=indices_ptr + line.to(gl.int64) * indices_stride,

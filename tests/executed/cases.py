@@ -143,6 +143,12 @@ CASES: dict[str, dict[str, Case]] = {
         "latent split": latent("bf16", heads=8, q_lens=(1,), k_lens=(4097,), seed=50),
         "latent window": latent("bf16", q_lens=(2, 1), k_lens=(200, 60), window=100, seed=52),
         "latent 656 window": latent("fp8_656", q_lens=(1,), k_lens=(200,), window=70, seed=53),
+        "latent 584": latent(
+            "fp8_584", d_rope=0, rope="none", q_lens=(2, 1), k_lens=(70, 200), seed=55
+        ),
+        "latent 584 pair": latent(
+            "fp8_584", heads=128, d_rope=0, rope="none", q_lens=(1,), k_lens=(300,), seed=56
+        ),
         "latent pair window": latent(
             "bf16", heads=128, q_lens=(1,), k_lens=(400,), window=300, seed=54
         ),

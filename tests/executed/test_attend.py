@@ -3,7 +3,8 @@ schedules."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,6 +20,8 @@ from openmla.lab.testing.memory.poison import differences
 from openmla.lab.testing.simulate import plan_on
 from openmla.lab.testing.sources import SourcesCase, judged, new_results, operands
 from openmla.operands import AttendOperands
+from openmla.planning import Plan, target_by_name
+from openmla.planning.registry import BLACKWELL
 
 # Few tokens, and pools of a few pages: all of a pool is dequantized.
 CASES = {
@@ -43,10 +46,17 @@ def given(op: AttendOperands) -> Iterator[torch.Tensor]:
         yield op.weights.sink
 
 
-def check(case: SourcesCase, schedules: int) -> None:
+def where_they_lie(plan: Plan) -> Plan:
+    """The same over pools too large to be dequantized whole."""
+    kernel = BLACKWELL.kernel_named("attend")
+    config = kernel.choose(plan.problem, target_by_name("b200"))
+    return replace(plan, backend="blackwell", kernel_name="attend", config=config)
+
+
+def check(case: SourcesCase, schedules: int, change: Callable[[Plan], Plan] = lambda p: p) -> None:
     op = operands(case)
     results = new_results(op)
-    plan = plan_on("b200", op, results, SM_COUNT)
+    plan = change(plan_on("b200", op, results, SM_COUNT))
     run = compiled_calls(calls(plan, op, results), "b200", given(op), results.tensors().values())
     first = None
     for schedule in SCHEDULES[:schedules]:
@@ -65,3 +75,20 @@ def test_windows_and_lists(name: str) -> None:
     if triton_version() < FIRST_ROWS_PAIR:
         pytest.skip("this Triton compiles no pair of CTAs")
     check(CASES[name], len(SCHEDULES))
+
+
+LARGE = {
+    "window": SourcesCase(kinds=("span",), pages=(16,), first=(65, 200), heads=8),
+    "window and list": SourcesCase(
+        kinds=("span", "list"), pages=(16, 2), first=(65, 0), second=(30, 140), heads=8, seed=1
+    ),
+    "two lists, 70 heads": SourcesCase(first=(70,), second=(65,), heads=70, seed=2),
+}
+
+
+@pytest.mark.executed
+@pytest.mark.parametrize("name", LARGE)
+def test_rows_of_large_pools(name: str) -> None:
+    if triton_version()[:2] == (3, 8):
+        pytest.skip("this Triton does not compile one CTA")
+    check(LARGE[name], len(SCHEDULES), where_they_lie)

@@ -16,6 +16,7 @@ from triton.runtime.errors import OutOfResources
 
 from openmla import dispatch
 from openmla.errors import Unsupported
+from openmla.indexer.problem import IndexProblem
 from openmla.kernels import fallback
 from openmla.kernels.call import Call
 from openmla.planning import TARGETS
@@ -66,6 +67,30 @@ def test_nothing_is_left_when_the_portable_kernel_fails_too() -> None:
     with pytest.raises(Unsupported, match="portable fails"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fallback.run_plan(lambda: dispatch.plan_for(DENSE, H200), refuse_all)
+
+
+SELECTION = IndexProblem(form="select", topk=64, total_q=8, width=512)
+
+
+@pytest.mark.parametrize("backend", ["auto", "portable"])
+def test_plain_triton_is_behind_the_gluon_kernel_of_the_portable_family(backend: str) -> None:
+    """Its selection on chips that have no family of their own."""
+
+    def refuse_gluon(plan: Any) -> str:
+        if plan.kernel_name == "select_gluon":
+            raise fallback.NotCompiled("select_kernel: AttributeError: no such call")
+        return str(plan.kernel_name)
+
+    a100 = TARGETS["a100"]
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            plan, ran = fallback.run_plan(
+                lambda: dispatch.plan_for(SELECTION, a100, backend), refuse_gluon
+            )
+            assert (plan.backend, ran) == ("portable", "select")
+    assert [one.category for one in seen] == [fallback.PortableFallback]
+    assert "no such call" in plan.passed_over[-1]
 
 
 class Kernel:

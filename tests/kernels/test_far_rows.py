@@ -31,6 +31,10 @@ RUNS: dict[str, tuple[Run, Case]] = {
     "blackwell rows, pages": (blackwell.run, PAGED),
     "blackwell rows, fp8": (blackwell.run, replace(PAGED, kv="fp8_656")),
     "blackwell rows, fp8 and scales": (blackwell.run, replace(PAGED, kv="fp8_block32")),
+    "blackwell rows, fp8_584": (
+        blackwell.run,
+        replace(PAGED, d_rope=0, rope="none", kv="fp8_584"),
+    ),
     "cdna4 dense": (cdna4.run, DENSE),
     "cdna4 dense, pages": (cdna4.run, PAGES),
     "cdna4 rows": (cdna4.run, ROWS),

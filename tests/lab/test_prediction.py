@@ -83,26 +83,25 @@ LATENT = replace(SPARSE, form="latent", topk=0, total_q=1024, total_k=8192, page
 @pytest.mark.parametrize(
     ("problem", "share", "unit"),
     [
-        (V3, 47, "LDS 63 % busy"),
-        (replace(V3, rope="cache", page_size=64), 47, "LDS 63 % busy"),
-        (replace(V3, **FP8), 28, "LDS 38 % busy"),
-        (replace(V3, **{**FP8, "v_dtype": "bf16"}), 29, "LDS 54 % busy"),
-        (replace(V3, **FP8, has_q_scale=True, has_k_scale=True), 27, "LDS 36 % busy"),
-        (replace(GLM5, **FP8), 28, "LDS 41 % busy"),
-        (replace(V3, has_key_mask=True), 44, "LDS 59 % busy"),
-        (GLM5, 47, "LDS 69 % busy"),
-        (SPARSE, 48, "LDS"),
-        (replace(SPARSE, **ROWS_656), 40, "LDS 84 % busy"),
-        (LATENT, 48, "LDS"),
-        (replace(LATENT, **ROWS_656), 41, "LDS"),
+        (V3, 47, "LDS 35 % busy"),
+        (replace(V3, rope="cache", page_size=64), 47, "LDS 35 % busy"),
+        (replace(V3, **FP8), 28, "LDS 21 % busy"),
+        (replace(V3, **{**FP8, "v_dtype": "bf16"}), 29, "LDS 30 % busy"),
+        (replace(V3, **FP8, has_q_scale=True, has_k_scale=True), 27, "LDS 20 % busy"),
+        (replace(GLM5, **FP8), 28, "LDS 25 % busy"),
+        (replace(V3, has_key_mask=True), 44, "LDS 33 % busy"),
+        (GLM5, 47, "LDS 42 % busy"),
+        (SPARSE, 59, "LDS 72 % busy"),
+        (replace(SPARSE, **ROWS_656), 40, "LDS 48 % busy"),
+        (LATENT, 61, "LDS 72 % busy"),
+        (replace(LATENT, **ROWS_656), 41, "LDS 49 % busy"),
     ],
 )
 def test_an_mi355x(problem: Problem, share: int, unit: str) -> None:
     """Waves in step: units follow one another, and all of them read LDS. The page has the share."""
     found = predict(plan(problem, "mi355x"))
     assert found is not None and round(100 * found.share_of_peak) == share
-    ideal = 1 if found.busy["smem"] > 0.99 else found.busy["smem"]
-    assert f"{100 * ideal:.0f} % busy" in unit or unit == "LDS"
+    assert f"{100 * found.busy['smem']:.0f} % busy" in unit
     page = (ROOT / "docs/prediction.md").read_text()
     assert any(f"{share} %" in row and unit in row for row in page.splitlines())
     assert (

@@ -116,8 +116,9 @@ def test_narrow_values_are_not_hoppers(d_v: int) -> None:
 
 def plans_of(family: str, kernel: Kernel) -> list[Plan]:
     """A plan of every feature of the support table that this kernel serves."""
-    target = next((t for t in TARGETS.values() if family_named(family) in families_of(t)), None)
-    target = target or TARGETS["cpu"]
+    chips = [t for t in TARGETS.values() if family_named(family) in families_of(t)]
+    chips = [t for t in chips if not kernel.archs or t.arch in kernel.archs]
+    target = chips[0] if chips else TARGETS["cpu"]
     made = []
     for problem in FEATURES.values():
         choice = (

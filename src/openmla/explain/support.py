@@ -63,6 +63,9 @@ FEATURES: dict[str, AnyProblem] = {
     ),
     "latent 512+64, fp8 queries and pages": replace(_LATENT, q_dtype="e4m3", kv_dtype="fp8_token"),
     "latent 512+64, bf16 pages, invariant": replace(_LATENT, invariant=True),
+    "latent 512+0, fp8_584 pages": replace(
+        _LATENT, d_rope=0, rope="none", kv_dtype="fp8_584", v_dtype="fp8_584", rope_dtype="fp8_584"
+    ),
     "latent 256+64, bf16 pages": replace(_LATENT, d_nope=256, d_v=256),
     "sparse 512+64, 128 heads, bf16": _SPARSE,
     "sparse 512+64, 16 heads, bf16": replace(_SPARSE, heads=16),
@@ -73,6 +76,9 @@ FEATURES: dict[str, AnyProblem] = {
     "sparse 512+64, fp8 throughout": replace(_SPARSE, page_size=0, **_FP8),
     "sparse 512+0, bf16": replace(_SPARSE, d_rope=0, rope="none"),
     "window and list 512+0, fp8_584 (DeepSeek-V4)": replace(_WINDOW, second=_ENTRIES),
+    "window and list 512+0, fp8_584, pools of a million rows": replace(
+        _WINDOW, total_k=1 << 20, second=replace(_ENTRIES, total_k=1 << 20)
+    ),
     "window and list 512+0, fp8_528_v41 and fp4_288 (DeepSeek-V4.1)": replace(
         _WINDOW, kv_dtype="fp8_528_v41", second=replace(_ENTRIES, kv_dtype="fp4_288")
     ),

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from openmla.errors import Unsupported
 from openmla.planning import Plan
+from openmla.planning.registry import plan_after
 
 DOCS = "https://openmla.github.io/openmla/triton/"
 
@@ -91,7 +92,8 @@ def run_plan(plan_call: Callable[[], Plan], launch: Callable[[Plan], R]) -> tupl
 def without_failed(choose: Callable[[str], Plan], backend: str) -> Plan:
     """The plan that `choose` finds for a backend, unless its kernel failed before.
 
-    Instead of such a kernel, "auto" takes the portable one; a named backend is refused.
+    Instead of such a kernel, "auto" takes the portable one; a named backend is refused. Instead of
+    one of the portable family that is written in Gluon, both take the one in plain Triton.
     """
     plan = choose(backend)
     reason = why_failed(plan)
@@ -99,6 +101,9 @@ def without_failed(choose: Callable[[str], Plan], backend: str) -> Plan:
         portable = choose("portable")
         passed_over = (*plan.passed_over, f"{plan.backend}: {reason}")
         plan = replace(portable, passed_over=passed_over)
+        reason = why_failed(plan)
+    if reason and (other := plan_after(plan)) is not None:
+        plan = replace(other, passed_over=(*plan.passed_over, f"{plan.kernel_name}: {reason}"))
         reason = why_failed(plan)
     if reason:
         nearest = "" if plan.backend == "portable" else "backend='auto', the portable kernel"
@@ -123,7 +128,7 @@ def _remember(plan: Plan, failure: NotCompiled) -> None:
     launcher = plan.kernel.launcher
     imported = not isinstance(failure.__cause__, ImportError | AttributeError)
     _failed[launcher, repr(plan.config) if imported else ""] = str(failure)
-    if plan.backend != "portable" and launcher not in _warned:
+    if (plan.backend != "portable" or plan_after(plan)) and launcher not in _warned:
         _warned.add(launcher)
         warnings.warn(
             f"openmla's kernel {launcher.removesuffix('.launch')} does not compile with "

@@ -13,6 +13,7 @@ Rates per SM and clock:
 | products, 8 bits | 4096 | 8192 | 4096 | datasheets |
 | exp2, fp32 arithmetic | 16, 128 | 16, 128 | 16, 128 | CUDA C++ Programming Guide; CDNA4 ISA |
 | shared memory, bytes | 128 x 0.88 | 128 x 0.88 | 128 x 0.88 | guides; the share: measured, H200 |
+| of it, reads of waves | - | - | 256 x 0.88 | 64 banks; AMD, announcement of CDNA 4 |
 | copies from L2, bytes | 64 | 64 | 64 | an assumption |
 | tensor memory, words | - | 128 | - | an assumption: one word a lane |
 | clocks until a copy, a product is there | 700, 60 | 800, 100 | 800, 0 | assumptions |
@@ -49,7 +50,8 @@ from openmla.sequences import first_key
 
 FULL = 0.9  # a unit that is busier than this is what bounds a kernel
 BLOCKS = (6, 12)  # lengths that are simulated
-SMEM_BYTES = 128.0 * 0.88
+BANKS = 32  # of 4 bytes
+SMEM_BYTES = 4.0 * BANKS * 0.88
 START = 33_000.0
 ERROR = (0.02, 0.10)
 """Median and worst error of the cycles predicted for the H200, rounded up; a test compares them."""
@@ -163,7 +165,7 @@ def predict(chosen: Plan) -> Prediction | None:
     more = BLOCKS[1] - BLOCKS[0]
     needed = {unit: (busy_second[unit] - busy_first[unit]) / more for unit in UNITS}
     if amd:
-        needed |= {"memory": 0.0, "smem": _lds_bytes(chosen) / SMEM_BYTES}
+        needed |= {"memory": 0.0, "smem": _lds_clocks(chosen)}
     # Operations do not wait for one another at shared memory: all its bytes still have to pass.
     block = max((second - first) / more, *needed.values())
     item = first - BLOCKS[0] * (second - first) / more
@@ -372,9 +374,10 @@ def _one_item(chosen: Plan, blocks: int, items: int = 1) -> Plan:
     return replace(chosen, problem=small, config=config, target=target, passed_over=())
 
 
-def _lds_bytes(chosen: Plan) -> float:
-    """What a block of keys moves through the LDS of a CDNA4 block: its copies, and what every wave
-    reads. Two waves that share rows of scores have half of the keys and of V's columns each."""
+def _lds_clocks(chosen: Plan) -> float:
+    """Clocks of the LDS for a block of keys of a CDNA4 block: its copies, and what every wave
+    reads, from twice as many banks. Two waves that share rows of scores have half of the keys and
+    of V's columns each."""
     config, problem = chosen.config, chosen.problem
     assert chosen.block is not None
     keys = chosen.block.tile_keys
@@ -385,7 +388,8 @@ def _lds_bytes(chosen: Plan) -> float:
     else:  # scores by 4 x 2 waves, output by 2 x 4
         size, copied = 2, problem.d_qk
         reads = config.num_warps * (problem.d_qk / 2 + problem.d_v / 4)
-    return float(keys * size * (copied + reads))
+    wider = target_by_name(chosen.target).smem_banks / BANKS
+    return float(keys * size * (copied + reads / wider) / SMEM_BYTES)
 
 
 def _work_of_waves(chosen: Plan) -> list[int]:

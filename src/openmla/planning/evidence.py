@@ -11,6 +11,8 @@ A new kernel is "simulated" until a result file is named here.
 ('measured', 'simulated')
 >>> word_of("blackwell", "dense", "b200"), word_of("portable", "tiled", "a100")
 ('simulated', 'portable')
+>>> word_of("portable", "select_gluon", "a100")
+'simulated'
 """
 
 from collections.abc import Collection
@@ -52,6 +54,8 @@ NEVER_RUN = {
     *(("hopper", kernel, rows) for kernel in ("sparse", "latent", "attend") for rows in V41_ROWS),
 }
 """Family, kernel and a form of problem that a measured kernel serves, but did not when it ran."""
+GLUON = {("portable", "select_gluon")}
+"""Kernels of the portable family that are not plain Triton."""
 FOLLOWS = {
     ("blackwell", "dense"): "MLAConfig",
     ("blackwell", "dense_pair"): "MLAConfig",
@@ -87,7 +91,7 @@ def forms_of(problem: AnyProblem) -> frozenset[str]:
 
 def word_of(family: str, kernel: str, target: str, forms: Collection[str] = ()) -> Word:
     """The word for a kernel on a chip; `forms`: those of a problem."""
-    if family in ("portable", "reference"):
+    if family in ("portable", "reference") and (family, kernel) not in GLUON:
         return "portable"
     if family == "cpu":  # where tests run, every one of them
         return "measured"

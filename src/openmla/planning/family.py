@@ -4,7 +4,7 @@ A `Family` is a list of `Kernel` declarations; `openmla.planning.registry` holds
 table, and everything that depends on a family is asked of its declaration.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -193,14 +193,20 @@ class Family:
         return tuple(k for k in self.kernels if form in k.serves.allowed["form"])
 
     def choose(
-        self, problem: AnyProblem, target: Target, triton: tuple[int, ...] | None, named: bool
+        self,
+        problem: AnyProblem,
+        target: Target,
+        triton: tuple[int, ...] | None,
+        named: bool,
+        without: Collection[str] = (),
     ) -> Choice:
         """The config of the first kernel that serves the problem, or why none does.
 
         With a `triton` version, of the first that runs with it; `named` says that the caller asked
         for this family and no other: then of the first that serves, which may run when named only.
+        Kernels `without` are passed over.
         """
-        kernels = self.of_form(problem.form)
+        kernels = tuple(k for k in self.of_form(problem.form) if k.name not in without)
         if not kernels:
             return Choice(None, f"{self.name}: the {problem.form} form has no {self.name} kernel")
         waiting: dict[str, None] = {}  # in order, each reason once

@@ -12,7 +12,7 @@ those that run with a version where one is.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -23,7 +23,7 @@ from openmla.kernels.cdna4.family import CDNA4
 from openmla.kernels.cpu.family import CPU, REFERENCE
 from openmla.kernels.hopper.family import HOPPER
 from openmla.kernels.portable.family import PORTABLE
-from openmla.planning.evidence import Word, forms_of, meaning_of, word_of
+from openmla.planning.evidence import GLUON, Word, forms_of, meaning_of, word_of
 from openmla.planning.family import Block, Family, Kernel
 from openmla.planning.latent_split import LatentSplit, why_slower_unsplit
 from openmla.planning.problems import AnyProblem, decode_problem
@@ -248,6 +248,27 @@ def cached_plan(
         passed_over.append(choice.reason)
     nearest = _nearest(problem, len(families), backend)
     raise Unsupported("; ".join(passed_over), nearest=nearest)
+
+
+def plan_after(plan: Plan) -> Plan | None:
+    """The plan of another kernel of the portable family, where the plan's kernel is not plain
+    Triton; None where it is, and for all other families.
+
+    >>> from openmla.indexer.problem import IndexProblem
+    >>> problem = IndexProblem(form="select", topk=64, total_q=8, width=512)
+    >>> first = cached_plan(problem, target_by_name("a100"), "auto", NEWEST_TRITON)
+    >>> first.kernel_name, plan_after(first).kernel_name, plan_after(plan_after(first))
+    ('select_gluon', 'select', None)
+    """
+    if (plan.backend, plan.kernel_name) not in GLUON:
+        return None
+    target, family = target_by_name(plan.target), family_named(plan.backend)
+    triton = tuple(map(int, plan.triton.split("."))) if plan.triton else None
+    names = {kernel for name, kernel in GLUON if name == plan.backend}
+    choice = family.choose(plan.problem, target, triton, named=True, without=names)
+    if choice.reason:
+        return None
+    return replace(plan, kernel_name=choice.kernel, config=choice.config)
 
 
 def version_text(target: Target, triton: tuple[int, ...] | None) -> str:

@@ -262,13 +262,18 @@ def _pair(
 
 
 def _one_cta(
-    name: str, form: str, dtypes: Dtypes, more: Mapping[Field, Allowed] = NOTHING_MORE
+    name: str,
+    form: str,
+    dtypes: Dtypes,
+    more: Mapping[Field, Allowed] = NOTHING_MORE,
+    serves: Serves | None = None,
+    limits: tuple[Limit[Problem], ...] = (),
 ) -> Kernel:
     """Any number of heads, by CTAs of 64 each."""
     return Kernel(
         name=name,
         config=SparseConfig,
-        serves=_serves_rows(form, _HEADS, _ALL_ROWS, *dtypes, more=more),
+        serves=serves or _serves_rows(form, _HEADS, _ALL_ROWS, *dtypes, limits=limits, more=more),
         choose=sparse_config,
         launcher="openmla.kernels.blackwell.sparse.launch",
         block=lambda config, problem: SparseKernel(config, problem).block,
@@ -282,11 +287,17 @@ _ROWS_BF16, _ROWS_16_BITS = alike("bf16"), alike("bf16", "fp16")
 # Queries of 8 bits become bf16 before the kernel.
 _FP8_CACHES = tuple((q, name, name, name) for q in ("bf16", "e4m3") for name in GLUON_CACHES)
 _FP8_ROWS = (*_FP8_CACHES, *(((q, "e4m3", "e4m3", "e4m3")) for q in ("bf16", "e4m3")))
+_V4_COLUMNS = (512, 0, 512)
+_FP8_PAGES = (*_FP8_CACHES, *((q, *[V4.name] * 3) for q in ("bf16", "e4m3")))
+_COLUMNS_OF_V4: Limit[Problem] = Limit(
+    lambda p: p.kv_dtype != V4.name or (p.d_nope, p.d_rope, p.d_v) == _V4_COLUMNS,
+    lambda p: f"{V4.name} rows of {p.d_nope} + {p.d_rope} columns: 512 + 0 are served",
+)
 _SOURCES = {
     "form": OneOf("sparse"),
     **_EVERY_ROW,
     "has_q_scale": OneOf(False),
-    _ROW_WIDTHS: OneOf((512, 0, 512)),
+    _ROW_WIDTHS: OneOf(_V4_COLUMNS),
     "heads": _HEADS,
     DTYPES: OneOf(*_ROWS_BF16, ("bf16", *[V4.name] * 3)),
     "rope": OneOf("none"),
@@ -300,6 +311,11 @@ _SOURCES = {
             "page_size": Range(0, MOST_PAGE_ROWS),
         }
     ),
+}
+# Rows of larger pools, where they lie: those of both sources are dequantized on their way.
+_ALL_OF_V4: Mapping[Field, Allowed] = {
+    DTYPES: OneOf(("bf16", *[V4.name] * 3)),
+    "second": Second({**SECOND, "kv_dtype": OneOf(V4.name), "page_size": Range(0, MOST_PAGE_ROWS)}),
 }
 _SEVERAL: Limit[Problem] = Limit(
     lambda p: p.span or joins(p),
@@ -317,18 +333,26 @@ _ROWS_KERNELS = (
         serves=Serves(_SOURCES, (_SEVERAL,)),
         slower=why_slower_joined,
     ),
+    _one_cta(
+        *("attend", "sparse", ()),
+        serves=Serves({**_SOURCES, **_ALL_OF_V4}),
+    ),
     _pair("latent_pair", "latent", _ROWS_BF16, window=_SHORT_WINDOWS),
     _pair("latent_split_pair", "latent", _ROWS_BF16, heads=_CTA_HEADS, limits=(_LONG_TABLES,)),
     _one_cta("latent", "latent", _ROWS_BF16, _SHORT_WINDOWS),
-    _pair("latent_fp8_rows_pair", "latent", _FP8_CACHES, pair_config_once),
     _pair(
-        *("latent_fp8_rows_split_pair", "latent", _FP8_CACHES),
+        *("latent_fp8_rows_pair", "latent", _FP8_PAGES),
+        choose=pair_config_once,
+        limits=(_COLUMNS_OF_V4,),
+    ),
+    _pair(
+        *("latent_fp8_rows_split_pair", "latent", _FP8_PAGES),
         choose=pair_config_once,
         heads=_CTA_HEADS,
-        limits=(_LONG_TABLES,),
+        limits=(_LONG_TABLES, _COLUMNS_OF_V4),
     ),
     # No pair: it would dequantize all rows of a request, and a window has few.
-    _one_cta("latent_fp8_rows", "latent", _FP8_CACHES, _SHORT_WINDOWS),
+    _one_cta("latent_fp8_rows", "latent", _FP8_PAGES, _SHORT_WINDOWS, limits=(_COLUMNS_OF_V4,)),
 )
 
 BLACKWELL = Family(

@@ -1,4 +1,5 @@
-"""The portable family: plain Triton kernels for any CUDA or ROCm GPU."""
+"""The portable family: plain Triton kernels for any CUDA or ROCm GPU, and beside them the selection
+that GPUs with cp.async share."""
 
 from openmla.arithmetic import Limit
 from openmla.kernels.portable.backward.plan import PORTABLE_BACKWARD

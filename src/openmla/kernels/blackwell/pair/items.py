@@ -19,7 +19,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import mbarrier
 
-from openmla.kernels.blackwell.pair.records import Counted, Item, Second, Seen
+from openmla.kernels.blackwell.pair.records import Counted, Item, Second
 from openmla.kernels.blackwell.sparse.records import KeyList
 from openmla.kernels.blackwell.sparse.rows import (
     CHUNK,
@@ -28,8 +28,10 @@ from openmla.kernels.blackwell.sparse.rows import (
     keys_seen,
     lanes_layout,
     listed,
+    seen_of,
     steps_of,
     unseen,
+    whole_steps,
 )
 from openmla.kernels.gluon.ranges.records import Requests
 from openmla.kernels.gluon.ranges.rule import ranges_of, request_of
@@ -88,8 +90,8 @@ def item_of(number, lists, INDEXING: gl.constexpr):
         second = None
         if lists.second is not None:
             more = seen_of(token, lists.second)
-            after = whole_steps(count - first)
-            steps = gl.maximum(after + whole_steps(more.length - more.first), 1)
+            after = whole_steps(count - first, KEYS)
+            steps = gl.maximum(after + whole_steps(more.length - more.first, KEYS), 1)
             second = Second(
                 after=after,
                 indices=lists.second.indices + more.line.to(gl.int64) * lists.second.stride,
@@ -108,34 +110,9 @@ def item_of(number, lists, INDEXING: gl.constexpr):
 
 
 @gluon.jit
-def whole_steps(keys):
-    """Steps over so many keys; none over none."""
-    return gl.maximum(keys + (KEYS - 1), 0) // KEYS
-
-
-@gluon.jit
-def seen_of(token, lists):
-    """What a token has `Seen` of a source: TokenLists or SecondLists."""
-    stop = lists.topk
-    if lists.lengths is not None:
-        stop = gl.minimum(gl.load(lists.lengths + token), lists.topk)
-    stop = gl.maximum(stop, 0)
-    line = token
-    first = token * 0
-    if lists.spans is not None:
-        line = gl.load(lists.spans.request + token)
-        first = gl.maximum(gl.load(lists.spans.begin + token), 0)
-        there = (line >= 0) & (line < lists.spans.requests) & (first < stop)
-        line = gl.where(there, line, 0)
-        first = gl.where(there, first, 0)
-        stop = gl.where(there, stop, 0)
-    return Seen(line=line, first=first, length=stop)
-
-
-@gluon.jit
 def keys_of(item, pool):
     """(KeyList of an item, the place of its first key)."""
-    keys = KeyList(indices=item.indices, length=item.length, pool=pool, first=None)
+    keys = KeyList(indices=item.indices, length=item.length, pool=pool, first=None, second=None)
     return keys, item.first
 
 
@@ -143,7 +120,9 @@ def keys_of(item, pool):
 def second_keys_of(item, lists):
     """(KeyList of an item's second source, the place of step 0 of the item if it were of it)."""
     own = item.second
-    keys = KeyList(indices=own.indices, length=own.length, pool=lists.second.pool, first=None)
+    keys = KeyList(
+        indices=own.indices, length=own.length, pool=lists.second.pool, first=None, second=None
+    )
     return keys, own.first - own.after * KEYS
 
 

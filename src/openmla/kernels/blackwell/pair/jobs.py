@@ -7,6 +7,7 @@ from openmla.kernels.blackwell.pair.kernel import pair_kernel
 from openmla.kernels.blackwell.pair.plan import FIRST_ROWS_PAIR, PairKernel
 from openmla.kernels.blackwell.sparse.jobs import LATENT, V32
 from openmla.kernels.call import Call
+from openmla.kernels.gluon.dequantize.kernels import place_kernel
 from openmla.kernels.gluon.ranges.jobs import merge_memory
 from openmla.kernels.jobs import Jobs, Predicted, typed
 from openmla.kernels.triton_version import TRITON
@@ -36,6 +37,7 @@ PROBLEMS = {
         second=RowSource(kv_dtype="fp8_584", page_size=64, topk=512, total_k=1024),
         has_sink=True,
     ),
+    "128 heads latent fp8_584": replace(LATENT, d_rope=0, kv_dtype="fp8_584"),
     "64 heads window bf16": replace(_WINDOW, kv_dtype="bf16"),
     "128 heads e4m3": typed(V32, "e4m3"),
     "16 heads e4m3": typed(replace(V32, heads=16), "e4m3"),
@@ -50,8 +52,10 @@ def predicted(plan: Plan, call: Call) -> Predicted:
     merge = merge_memory(call)
     if merge is not None:
         return merge
+    if call.kernel is place_kernel:
+        return Predicted(shared=None, tmem=0)  # its warps exchange sums
     if call.kernel is not pair_kernel:
-        return Predicted(shared=0, tmem=0)  # a pass that dequantizes
+        return Predicted(shared=0, tmem=0)  # another pass that dequantizes
     return predicted_by(PairKernel(plan.config, plan.problem), SPILLS)
 
 

@@ -18,9 +18,9 @@ from openmla.kernels.blackwell.sparse.launch import (
     Rows,
     gather_box,
     head_box,
+    indexing_of,
     lists_of,
     rows_of,
-    source_of,
     widened,
 )
 from openmla.kernels.blackwell.sparse.records import Indexing
@@ -33,7 +33,6 @@ from openmla.operands import AttendOperands, LatentOperands, Results, SparseOper
 from openmla.planning import Plan
 from openmla.planning.dequantize import Workspace
 from openmla.planning.target import target_by_name
-from openmla.sources import Source, Span
 
 ATOM = 256  # columns of the output that one product writes
 OUT_SIZE = 2  # bytes
@@ -63,9 +62,9 @@ def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
     elif workspace is not None:
         space = addressed_once(Filling(workspace, columns, chip.sm_count), op)
         yield from space.calls
-        placed = _listed(space.operands, plan.config.qk_depth)
+        placed = _listed(space.operands)
     else:
-        placed = _listed(op, plan.config.qk_depth)
+        placed = _listed(op)
     yield from placed.calls
     if plan.config.qkv_dtype_size == OUT_SIZE:
         op, copies = widened(op)
@@ -111,10 +110,10 @@ def has_keys(op: Operands) -> bool:
     return any(source.count and entries_of(source).numel() for source in op.sources)
 
 
-def _listed(op: SparseOperands | LatentOperands, width: int) -> Placed:
+def _listed(op: SparseOperands | LatentOperands) -> Placed:
     """The lists of the tokens, or the pages of their sequences, over rows where they are."""
     keys, table = lists_of(op)
-    rows = source_of(op.cache, width).data
+    rows = rows_of(data_of(op.cache))
     indexing = Indexing(
         page_size=rows.page_size,
         table_page_size=table.page_size,
@@ -134,25 +133,13 @@ def _sources(kernel: PairKernel, op: AttendOperands | SparseOperands, filling: F
     else:
         rows, bases, made = rows_of(data_of(op.sources[0].rows)), (0,), ()
     first, *more = [{**NO_SPANS, "lengths_ptr": None, **places_of(source)} for source in op.sources]
-    indexing, *others = [_indexing(source, rows.page_size) for source in op.sources]
+    indexing, *others = [indexing_of(source, rows.page_size, ctas=2) for source in op.sources]
     arguments = {**first, "cu_ptr": None, "batch": 0, "window": None, **NO_SECOND}
     if more:
         arguments |= {f"second_{name}": value for name, value in more[0].items()}
         arguments["second_base"] = bases[1]
     second = others[0] if others else None
     return Placed(rows, arguments, indexing._replace(second=second), made)
-
-
-def _indexing(source: Source, page_size: int) -> Indexing:
-    span = isinstance(source, Span)
-    return Indexing(
-        page_size=page_size,
-        table_page_size=source.cache.page_size if isinstance(source, Span) else 0,
-        is_causal=False,
-        ctas=2,
-        is_span=span,
-        second=None,
-    )
 
 
 def _launches(

@@ -109,14 +109,19 @@ def pair_config(problem: Problem, target: Target | None = None) -> PairConfig:
 
 
 def joins(problem: Problem) -> bool:
-    """Whether pools become one of bf16 rows: those of DeepSeek-V4's rows, and any two."""
-    return problem.second is not None or problem.kv_dtype == V4.name
+    """Whether pools become one of bf16 rows: those of DeepSeek-V4's rows, and any two. Not where
+    pages name rows: then those are dequantized, as of any other FP8 rows."""
+    lists = problem.form == "sparse"
+    return problem.second is not None or (lists and problem.kv_dtype == V4.name)
 
 
 def pair_config_joined(problem: Problem, target: Target | None = None) -> PairConfig:
-    """A pair over the rows of one or two sources, if a workspace may hold all of their pools."""
+    """A pair over the rows of one or two sources, if a workspace may hold all of their pools. Large
+    ones of DeepSeek-V4's rows have a kernel that reads rows where they lie."""
     config = pair_config(problem)
     row, rows = 2 * config.qk_depth, sum(source.total_k for source in problem.sources)
+    if rows > MOST_JOINED and all(source.kv_dtype == V4.name for source in problem.sources):
+        raise Unsupported(f"pools of {rows} {V4.name} rows: up to {MOST_JOINED} are joined")
     if joins(problem) and rows * row > DEQUANTIZED_CAP:
         workspace = f"a workspace of {rows} rows of {row} bytes = {rows * row}"
         raise Unsupported(f"{workspace} would exceed {DEQUANTIZED_CAP}")
@@ -190,7 +195,8 @@ class PairKernel(Partitioned):
 
     @property
     def dequantizes(self) -> bool:
-        return self.problem.kv_dtype in GLUON_CACHES
+        """Whether FP8 rows that are named are dequantized before."""
+        return self.problem.kv_dtype in (*GLUON_CACHES, V4.name) and not self.joins
 
     @property
     def joins(self) -> bool:

@@ -33,15 +33,6 @@ class Second(NamedTuple):
     length: Any
 
 
-class Seen(NamedTuple):
-    """What a token sees of one source."""
-
-    line: Any
-    """Its list, or its line of the block table."""
-    first: Any
-    length: Any
-
-
 class Counted(NamedTuple):
     """Requests of a chunk, one to a lane."""
 

@@ -10,7 +10,7 @@ from openmla.kernels.gluon.upcast.kernel import upcast_kernel
 from openmla.kernels.jobs import Jobs, Predicted, typed
 from openmla.kernels.triton_version import TRITON
 from openmla.planning import Plan
-from openmla.problem import Problem
+from openmla.problem import Problem, RowSource
 
 V32 = Problem(
     form="sparse",
@@ -25,6 +25,7 @@ V32 = Problem(
     wants_lse=True,
 )
 LATENT = replace(V32, form="latent", topk=0, has_topk_lengths=False, page_size=64, total_k=4096)
+V4 = replace(V32, heads=64, d_rope=0, kv_dtype="fp8_584", topk=640, page_size=64, total_k=1 << 20)
 
 
 def _cache(heads: int, kv_dtype: str) -> Problem:
@@ -55,18 +56,26 @@ PROBLEMS = {
     ),
     "64 heads 512+0": replace(V32, heads=64, d_rope=0),
     "64 heads 512+0 fp8_block64": replace(V32, heads=64, d_rope=0, kv_dtype="fp8_block64"),
+    "64 heads fp8_584": V4,
+    "64 heads window and list fp8_584": replace(
+        replace(V4, topk=0, has_topk_lengths=False, span=True, table_keys=1 << 16, has_sink=True),
+        second=RowSource(kv_dtype="fp8_584", page_size=64, topk=512, total_k=1 << 20),
+    ),
+    "64 heads latent fp8_584": replace(LATENT, heads=64, d_rope=0, kv_dtype="fp8_584"),
     "32 heads 256+64 latent": replace(LATENT, heads=32, d_nope=256, d_v=256),
     "32 heads 256+64 fp8_token": replace(V32, heads=32, d_nope=256, d_v=256, kv_dtype="fp8_token"),
 }
 if TRITON < FIRST_ROWS_PAIR:  # two CTAs serve 128 heads; later Tritons have pair/jobs.py
     PROBLEMS["128 heads"] = V32
+# Bytes that a block of two sources spills once, before its partitions begin: where the second lies.
+SPILLS = 48
 
 
 def predicted(plan: Plan, call: Call) -> Predicted:
     """Memory and registers that the plan predicts."""
     if call.kernel is upcast_kernel:
         return Predicted(shared=0, tmem=0)
-    return predicted_by(SparseKernel(plan.config, plan.problem), 0)
+    return predicted_by(SparseKernel(plan.config, plan.problem), SPILLS * bool(plan.problem.second))
 
 
 JOBS = Jobs(

@@ -26,7 +26,7 @@ plans of a pair see pair/kernel.py.
 | v_p0_ready, v_p1_ready | NB | TMA bytes of V's first, second half of keys (1) | mma |
 | sv_p0_done, sv_p1_done | NB | commit of the products over them (1) | load_v; p1 also softmax |
 | k_fp8_tma_done, v_fp8_tma_done | NB | TMA bytes of fp8 rows (1) | load_k, load_v |
-| k_rope_done | NB | TMA bytes of rope in rows of 656 bytes (1) | load_k |
+| k_plain_done | NB | TMA bytes of 16-bit columns of rows of 656, 584 bytes (1) | load_k |
 
 There is one buffer of K and one of V; NB = 2 barriers of each kind tell the signals of a step from
 those of the step before. Over an fp8 cache the producers complete the four ready barriers.
@@ -38,7 +38,7 @@ those of the step before. Over an fp8 cache the producers complete the four read
 | v_smem | 64 x 512 x 2 = 65536 | Q's 256 columns from 192 on | output |
 | p_smem | 64 x 64 x 2 = 8192 | | |
 | is_k_valid, barriers | 16 + 208 | | |
-| fp8: raw rows of K | 64 x 576, or of rows of 656 bytes 512 | | |
+| fp8: raw rows of K | 64 x 576, or of rows of 656 bytes 512, of 584 bytes 448 | | |
 | fp8: scales of K and V | 64 x 4 x (blocks of 576 + blocks of 512) | | |
 
 | tensor memory | columns |
@@ -64,7 +64,11 @@ from openmla.kernels.blackwell.sparse.records import (
     Pool,
     Results,
     ScaleSource,
+    SecondKeys,
+    SecondLists,
+    SecondRows,
     Sources,
+    Spans,
     Tiles,
     TokenLists,
     WorkItem,
@@ -73,9 +77,11 @@ from openmla.kernels.blackwell.sparse.rows import (
     count_of,
     keys_seen,
     kv_valid_producer,
+    seen_of,
     steps_of,
     unseen,
     vector_layout,
+    whole_steps,
 )
 from openmla.kernels.blackwell.sparse.rows_fp8 import load_k_fp8, load_v_fp8, scale_blocks
 from openmla.kernels.blackwell.sparse.softmax import finish, scaled, softmax
@@ -117,9 +123,7 @@ def load_rows_of_k(
     if CACHE is None:
         load_k(sources.k, keys, smem.k, bars, steps, EARLY, HOW)
     else:
-        load_k_fp8(
-            sources.k, sources.rope, sources.scales, keys, smem, bars, steps, EARLY, HOW, CACHE
-        )
+        load_k_fp8(sources, keys, smem, bars, steps, EARLY, HOW, CACHE)
 
 
 @gluon.jit
@@ -141,7 +145,7 @@ def load_q_and_v(
     if CACHE is None:
         load_v(sources.v, keys, smem.v, bars, work.steps, HOW)
     else:
-        load_v_fp8(sources.v, sources.scales, keys, smem, bars, work.steps, HOW, CACHE, BYTES)
+        load_v_fp8(sources, keys, smem, bars, work.steps, HOW, CACHE, TILE, BYTES)
 
 
 COUNTS = [
@@ -155,6 +159,8 @@ COUNTS = [
     "head_blocks",
     "page_step",
     "row_step",
+    *("requests", "second_requests", "second_topk", "second_rows"),
+    *("second_page_step", "second_row_step"),
 ]
 STRIDES = [
     "indices_stride",
@@ -164,6 +170,7 @@ STRIDES = [
     "logits_stride_h",
     "scale_stride_page",
     "scale_stride_row",
+    *("second_indices_stride", "second_scale_page", "second_scale_row"),
 ]
 # Vectors of 4-byte elements, read and written one by one: a slice of a tensor is as good as all.
 VECTORS = [
@@ -175,6 +182,8 @@ VECTORS = [
     "sink_ptr",
     "q_scale_ptr",
     "scale_ptr",
+    *("request_ptr", "begin_ptr", "second_scale_ptr", "second_indices_ptr"),
+    *("second_lengths_ptr", "second_request_ptr", "second_begin_ptr"),
 ]
 
 
@@ -183,9 +192,11 @@ def sparse_kernel(  # noqa: PLR0913
     q_desc,
     q_warp_desc,
     k_desc,
-    rope_desc,
+    plain_desc,
     v_desc,
     out_desc,
+    second_raw_desc,
+    second_plain_desc,
     scale_ptr,
     indices_ptr,
     lengths_ptr,
@@ -211,6 +222,22 @@ def sparse_kernel(  # noqa: PLR0913
     lse_stride_h,
     logits_stride_t,
     logits_stride_h,
+    request_ptr,
+    begin_ptr,
+    requests,
+    second_scale_ptr,
+    second_indices_ptr,
+    second_lengths_ptr,
+    second_request_ptr,
+    second_begin_ptr,
+    second_requests,
+    second_topk,
+    second_rows,
+    second_page_step,
+    second_row_step,
+    second_scale_page,
+    second_scale_row,
+    second_indices_stride,
     HOW: gl.constexpr,
     SPLIT: gl.constexpr,
     CACHE: gl.constexpr,
@@ -240,6 +267,29 @@ def sparse_kernel(  # noqa: PLR0913
     INDEXING: gl.constexpr = HOW.indexing
     EARLY: gl.constexpr = SPLIT.smem // GATHERED
     TILES: gl.constexpr = EARLY + SPLIT.tmem // GATHERED
+    spans = None
+    if request_ptr is not None:
+        spans = Spans(request=request_ptr, begin=begin_ptr, requests=requests)
+    second = None
+    if second_indices_ptr is not None:
+        second_spans = None
+        if second_request_ptr is not None:
+            second_spans = Spans(
+                request=second_request_ptr, begin=second_begin_ptr, requests=second_requests
+            )
+        second = SecondLists(
+            indices=second_indices_ptr,
+            lengths=second_lengths_ptr,
+            stride=second_indices_stride,
+            topk=second_topk,
+            spans=second_spans,
+            pool=Pool(
+                rows=second_rows,
+                page_step=second_page_step,
+                row_step=second_row_step,
+                base=None,
+            ),
+        )
     lists = TokenLists(
         indices=indices_ptr,
         lengths=lengths_ptr,
@@ -249,30 +299,49 @@ def sparse_kernel(  # noqa: PLR0913
         tokens=tokens,
         batch=batch,
         ranges=None,
-        spans=None,
-        second=None,
+        spans=spans,
+        second=second,
         window=window,
     )
     program = gl.program_id(0)
     token = program // head_blocks
     first_head = program % head_blocks * HEADS
     line = token
-    if cu_ptr is None:
+    first_key = None
+    if (request_ptr is not None) | (second_indices_ptr is not None):
+        line, first_key, count = seen_of(token, lists)
+    elif cu_ptr is None:
         count = count_of(lists, token)
     else:  # the last tokens see most keys
         token = tokens - 1 - token
         line, count = keys_seen(token, lists, INDEXING)
     factor = scaled(factor, q_scale_ptr, token)
-    first_key = None
-    steps = steps_of(count, B_TOPK)
     if window is not None:
         first_key = unseen(count, window)
-        steps = steps_of(count - first_key, B_TOPK)
+    seen = count
+    if first_key is not None:
+        seen = count - first_key
+    steps = steps_of(seen, B_TOPK)
+    second_keys = None
+    if second_indices_ptr is not None:
+        after = whole_steps(seen, B_TOPK)
+        more = seen_of(token, second)
+        steps = gl.maximum(after + whole_steps(more.length - more.first, B_TOPK), 1)
+        second_keys = SecondKeys(
+            after=after,
+            indices=second_indices_ptr + more.line.to(gl.int64) * second_indices_stride,
+            length=more.length,
+            first=more.first,
+            rows=second_rows,
+            page_step=second_page_step,
+            row_step=second_row_step,
+        )
     keys = KeyList(
         indices=indices_ptr + line.to(gl.int64) * indices_stride,
         length=count,
         pool=Pool(rows=rows, page_step=page_step, row_step=row_step, base=None),
         first=first_key,
+        second=second_keys,
     )
 
     q_smem = gl.allocate_shared_memory(DTYPE, [EARLY, HEADS, GATHERED], TILE)
@@ -299,21 +368,21 @@ def sparse_kernel(  # noqa: PLR0913
     k_valid_ready = barriers(NB, 1)
     k_valid_free = barriers(NB, 1)
 
-    # Only an fp8 cache needs these; k_rope_done only where rope is stored in 16 bits.
+    # Only an fp8 cache needs these; k_plain_done only where rope is stored in 16 bits.
     k_raw = None
     k_scales = None
     v_scales = None
     k_fp8_tma_done = None
-    k_rope_done = None
+    k_plain_done = None
     v_fp8_tma_done = None
     if CACHE is not None:
         RAW: gl.constexpr = CACHE.raw_tiles
         k_raw = gl.allocate_shared_memory(gl.float8e4nv, [RAW, B_TOPK, GATHERED], BYTES)
-        BLOCKS: gl.constexpr = scale_blocks(CACHE, HOW.v_atoms)
+        BLOCKS: gl.constexpr = scale_blocks(CACHE)
         k_scales = gl.allocate_shared_memory(gl.float32, [BLOCKS.k, B_TOPK], FLAT)
         v_scales = gl.allocate_shared_memory(gl.float32, [BLOCKS.v, B_TOPK], FLAT)
         k_fp8_tma_done = barriers(NB, 1)
-        k_rope_done = barriers(NB, 1) if RAW < TILES else None
+        k_plain_done = barriers(NB, 1) if RAW < TILES else None
         v_fp8_tma_done = barriers(NB, 1)
     smem = Tiles(
         q=q_smem,
@@ -333,7 +402,7 @@ def sparse_kernel(  # noqa: PLR0913
         k_p0_ready=k_p0_ready,
         k_p1_ready=k_p1_ready,
         k_fp8_tma_done=k_fp8_tma_done,
-        k_rope_done=k_rope_done,
+        k_plain_done=k_plain_done,
         sv_p0_done=sv_p0_done,
         sv_p1_done=sv_p1_done,
         v_p0_ready=v_p0_ready,
@@ -345,15 +414,27 @@ def sparse_kernel(  # noqa: PLR0913
         k_valid_free=k_valid_free,
     )
     work = WorkItem(token=token, first_head=first_head, heads=heads, steps=steps)
+    more_rows = None
+    if second_indices_ptr is not None:
+        more_rows = SecondRows(
+            raw=second_raw_desc,
+            plain=second_plain_desc,
+            scales=ScaleSource(
+                base=second_scale_ptr,
+                page_stride=second_scale_page,
+                row_stride=second_scale_row,
+            ),
+        )
     sources = Sources(
         q=q_desc,
         q_warp=q_warp_desc,
         k=k_desc,
-        rope=rope_desc,
+        plain=plain_desc,
         v=v_desc,
         scales=ScaleSource(
             base=scale_ptr, page_stride=scale_stride_page, row_stride=scale_stride_row
         ),
+        second=more_rows,
     )
     results = Results(
         out=out_desc,

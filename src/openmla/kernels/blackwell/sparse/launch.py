@@ -32,16 +32,25 @@ from openmla.kernels.blackwell.sparse.records import (
 from openmla.kernels.call import Call, strides, vector
 from openmla.kernels.gluon.compat import tmem_reg_layout
 from openmla.kernels.gluon.descriptors import tile_layout
+from openmla.kernels.gluon.places import NO_SPANS, entries_of, places_of
 from openmla.kernels.gluon.upcast.launch import upcast
 from openmla.operands import AttendOperands, LatentOperands, Results, SparseOperands
 from openmla.planning import Plan
+from openmla.sources import Source, Span
 
 LOG2_E = math.log2(math.e)
 WARP_LANES = 32
 GATHERED = 64  # columns of a tile
+ELEMENT = 2  # bytes of a 16-bit column
 MOST_KEYS = 2**31 - 1
-Operands = SparseOperands | LatentOperands
-AnyRows = TypeVar("AnyRows", SparseOperands, LatentOperands, Operands | AttendOperands)
+SECOND_ARGUMENTS = (
+    *("raw_desc", "plain_desc", "scale_ptr", "page_step", "row_step", "scale_page", "scale_row"),
+    *("indices_ptr", "lengths_ptr", "request_ptr", "begin_ptr", "requests", "topk", "rows"),
+    "indices_stride",
+)
+NO_SECOND: dict[str, Any] = {f"second_{name}": None for name in SECOND_ARGUMENTS}
+Operands = SparseOperands | LatentOperands | AttendOperands
+AnyRows = TypeVar("AnyRows", SparseOperands, LatentOperands, Operands)
 
 
 class Rows(NamedTuple):
@@ -58,11 +67,11 @@ class Rows(NamedTuple):
     """Elements from one row of the descriptor to the next."""
 
 
-class Source(NamedTuple):
+class RowsOfSource(NamedTuple):
     """Where the rows come from."""
 
     data: Rows
-    rope: Tensor | None
+    plain: Tensor | None
     """The rows as 16-bit values, where a part of them is."""
     scales: Rows
     cache: Fp8Cache | None
@@ -81,20 +90,20 @@ def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
     """The kernel calls of a launch; none for an empty output."""
     if not results.out.numel():
         return
-    keys, table = lists_of(op)
-    if not min(keys["rows"], keys["topk"]):
+    config, kernel = plan.config, SparseKernel(plan.config, plan.problem)
+    placed = _sources(config, op) if isinstance(op, AttendOperands) else _listed(config, op)
+    if placed is None:
         results.clear()  # there are no keys, and a descriptor cannot describe an empty tensor
         return
     op, copies = widened(op)
     yield from copies
-    source = source_of(op.cache, plan.config.qk_depth)
-    config, kernel = plan.config, SparseKernel(plan.config, plan.problem)
     tokens, heads, _ = op.q.shape
     blocks = -(-heads // config.padded_num_q_heads)
+    source = placed.source
     arguments = {
-        **constexprs_of(kernel, source.cache, source.data.page_size, table),
+        **constexprs_of(kernel, source.cache, placed.indexing),
         **_descriptors(config, op, source, results),
-        **keys,
+        **placed.arguments,
         "lse_ptr": results.lse,
         **strides("lse", results.lse),
         "max_logits_ptr": results.max_logits,
@@ -114,6 +123,76 @@ def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
     yield Call(sparse_kernel, tokens * blocks, arguments)
 
 
+class Placed(NamedTuple):
+    """Which rows each token sees, and where they lie."""
+
+    source: RowsOfSource
+    arguments: dict[str, Any]
+    indexing: Indexing
+
+
+def _listed(config: SparseConfig, op: SparseOperands | LatentOperands) -> Placed | None:
+    """The lists of the tokens, or the pages of their sequences; None where there are no keys."""
+    keys, table = lists_of(op)
+    if not min(keys["rows"], keys["topk"]):
+        return None
+    source = source_of(op.cache, config.qk_depth, config.v_depth)
+    indexing = Indexing(
+        page_size=source.data.page_size,
+        table_page_size=table.page_size,
+        is_causal=table.is_causal,
+        ctas=1,
+        is_span=False,
+        second=None,
+    )
+    return Placed(source, {**keys, **NO_SPANS, **NO_SECOND}, indexing)
+
+
+def _sources(config: SparseConfig, op: AttendOperands) -> Placed | None:
+    """Lists and spans of one source or of two that have rows; None where none has."""
+    there = [source for source in op.sources if source.count and entries_of(source).numel()]
+    if not there:
+        return None
+    rows = [source_of(source.rows, config.qk_depth, config.v_depth) for source in there]
+    places = [{**NO_SPANS, "lengths_ptr": None, **places_of(source)} for source in there]
+    indexed = [
+        indexing_of(source, placed.data.page_size, ctas=1)
+        for source, placed in zip(there, rows, strict=True)
+    ]
+    first, indexing = rows[0], indexed[0]
+    arguments = {**places[0], "cu_ptr": None, "batch": 0, "window": None, **NO_SECOND}
+    if len(there) > 1:
+        second = rows[1]
+        assert first.cache is not None and second.plain is not None
+        first = first._replace(cache=first.cache._replace(second=second.cache))
+        indexing = indexing._replace(second=indexed[1])
+        more = {
+            **places[1],
+            "raw_desc": gather_box(second.data, config.k_gather_box),
+            "plain_desc": gather_box(rows_of(second.plain), config.k_gather_box),
+            "scale_ptr": second.scales.tensor,
+            "page_step": second.data.page_step,
+            "row_step": second.data.row_step,
+            "scale_page": second.scales.page_step,
+            "scale_row": second.scales.row_step,
+        }
+        arguments |= {f"second_{name}": value for name, value in more.items()}
+    return Placed(first, arguments, indexing)
+
+
+def indexing_of(source: Source, page_size: int, ctas: int) -> Indexing:
+    """How positions in a list or a span become rows of a pool with pages of `page_size` rows."""
+    span = isinstance(source, Span)
+    return Indexing(
+        page_size=page_size,
+        table_page_size=source.cache.page_size if isinstance(source, Span) else 0,
+        is_causal=False,
+        ctas=ctas,
+        is_span=span,
+        second=None,
+    )
+
+
 def widened(op: AnyRows) -> tuple[AnyRows, list[Call]]:
     """The operands with queries of 16 bits, and the launch that makes them of e4m3 ones."""
     if op.q.element_size() > 1:
@@ -127,7 +206,7 @@ def widened(op: AnyRows) -> tuple[AnyRows, list[Call]]:
 
 @lru_cache(maxsize=64)
 def constexprs_of(
-    kernel: SparseKernel, cache: Fp8Cache | None, page: int, table: Table
+    kernel: SparseKernel, cache: Fp8Cache | None, indexing: Indexing
 ) -> dict[str, Any]:
     """The constants that follow from the plan and from how the cache is laid out."""
     config = kernel.config
@@ -138,14 +217,6 @@ def constexprs_of(
         q=TensorMemoryLayout((rows, span), col_stride=1),
         q_copy=TensorMemoryLayout((128, span // 2), col_stride=1),
         whole=TensorMemoryLayout((128, config.sm100_tmem_cols), col_stride=1),
-    )
-    indexing = Indexing(
-        page_size=page,
-        table_page_size=table.page_size,
-        is_causal=table.is_causal,
-        ctas=1,
-        is_span=False,
-        second=None,
     )
     return {
         "HOW": How(
@@ -172,26 +243,40 @@ def constexprs_of(
     }
 
 
-def source_of(rows: LatentCache | Tensor, width: int) -> Source:
-    """The tensors behind a cache format; see rows_fp8.py for FP8 ones."""
+def source_of(rows: LatentCache | Tensor, width: int, v_width: int) -> RowsOfSource:
+    """The tensors behind a cache format of rows of `width` columns, the first `v_width` of them V;
+    see rows_fp8.py for FP8 ones."""
     tiles = width // GATHERED
     data = rows.data if isinstance(rows, LatentCache) else rows
     none = Rows(None, 0, 0, 0)
     if data.element_size() == 2:
-        return Source(rows_of(data), None, none, None)
+        return RowsOfSource(rows_of(data), None, none, None)
     if not isinstance(rows, LatentCache):
-        cache = Fp8Cache(scale_columns=0, raw_tiles=tiles, scale_page_size=0)
-        return Source(rows_of(data), None, none, cache)
+        cache = Fp8Cache(
+            scale_columns=0,
+            raw_tiles=tiles,
+            v_tiles=v_width // GATHERED,
+            plain_column=0,
+            has_exponents=False,
+            scale_page_size=0,
+            second=None,
+        )
+        return RowsOfSource(rows_of(data), None, none, cache)
     layout, stored = rows.layout, rows.field("scales")
     assert stored is not None
     scales = scales_of(stored)
-    rope = data.view(torch.bfloat16) if layout.field("bf16") else None
+    plain = layout.field("bf16")
     cache = Fp8Cache(
         scale_columns=layout.block,
         raw_tiles=layout.quantized // GATHERED,
+        v_tiles=min(v_width, layout.quantized) // GATHERED,
+        plain_column=plain.offset // ELEMENT if plain else 0,
+        has_exponents=stored.element_size() == 1,
         scale_page_size=scales.page_size,
+        second=None,
     )
-    return Source(rows_of(data.view(torch.float8_e4m3fn)), rope, scales, cache)
+    halves = data.view(torch.bfloat16) if plain else None
+    return RowsOfSource(rows_of(data.view(torch.float8_e4m3fn)), halves, scales, cache)
 
 
 def rows_of(data: Tensor) -> Rows:
@@ -243,7 +328,7 @@ def head_box(x: Tensor, heads: int, columns: int, layout: Any = None) -> Any:
 
 
 def _descriptors(
-    config: SparseConfig, op: Operands, source: Source, results: Results
+    config: SparseConfig, op: Operands, source: RowsOfSource, results: Results
 ) -> dict[str, Any]:
     span, atom, rows = config.k_gather_box, config.SV_ATOM_MMA_N, source.data
     padded = config.padded_num_q_heads
@@ -251,13 +336,13 @@ def _descriptors(
         "q_desc": head_box(op.q, padded, span),
         "q_warp_desc": head_box(op.q, WARP_LANES, span),
         "k_desc": gather_box(rows, span),
-        "rope_desc": None if source.rope is None else gather_box(rows_of(source.rope), span),
+        "plain_desc": None if source.plain is None else gather_box(rows_of(source.plain), span),
         "v_desc": gather_box(rows, span if source.cache else atom),
         "out_desc": head_box(results.out, padded, span),
     }
 
 
-def lists_of(op: Operands) -> tuple[dict[str, Any], Table]:
+def lists_of(op: SparseOperands | LatentOperands) -> tuple[dict[str, Any], Table]:
     """Arguments that say which rows a token attends to, and what is compiled in for them."""
     return _pages(op) if isinstance(op, LatentOperands) else _lists(op)
 

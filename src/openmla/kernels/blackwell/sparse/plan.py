@@ -202,7 +202,8 @@ class SparseKernel(Partitioned):
     def scale_blocks(self) -> tuple[int, int]:
         """Scales of a key of K and of V; 0 where there are none."""
         layout = layout_of(self.problem)
-        return layout.blocks, ceildiv(layout.latent, layout.block) if layout.block else 0
+        of_v = min(layout.latent, layout.quantized)
+        return layout.blocks, ceildiv(of_v, layout.block) if layout.block else 0
 
     def tiles(self) -> Iterator[Wanted]:
         config, keys = self.config, self.config.B_TOPK
@@ -223,20 +224,25 @@ class SparseKernel(Partitioned):
         kinds += ["p_free", "so_ready", "k_valid_ready", "k_valid_free", "k_p1_ready", "qk_ts_done"]
         if self.dequantizes:
             kinds += ["k_fp8_tma_done", "v_fp8_tma_done"]
-            kinds += ["k_rope_done"] if self.raw_columns < self.config.qk_depth else []
+            kinds += ["k_plain_done"] if self.raw_columns < self.config.qk_depth else []
         return {"q_ready": 1, "q_copied": 1} | dict.fromkeys(kinds, self.config.num_mbars)
 
     @property
     def arguments(self) -> int:
         """Bytes of what the workers are called with, if pages follow one another evenly."""
         scaled = self.scale_blocks[0] > 0
-        rope_alone = scaled and layout_of(self.problem).field("bf16") is not None
+        plain = scaled and layout_of(self.problem).field("bf16") is not None
         # Q, K, V, the line of the list; Q again, for one warp at a time; tensor memory.
-        pointers = 4 + 1 + 1 + scaled + rope_alone
+        pointers = 4 + 1 + 1 + scaled + plain
         arrays = 2 + 2 * scaled + len(self.barriers())  # P, is_k_valid, scales
         # Keys of the list, rows, their step; steps, token, first head; the step of scales.
         tiles = 3 + self.dequantizes
-        return argument_bytes(tiles=tiles, arrays=arrays, pointers=pointers, integers=6 + scaled)
+        integers = 6 + scaled
+        if self.problem.second is not None:
+            # Its rows twice, its list and scales; its steps, keys and rows, and where spans begin.
+            pointers += 4
+            integers += 5 + self.problem.span + self.problem.second.span
+        return argument_bytes(tiles=tiles, arrays=arrays, pointers=pointers, integers=integers)
 
     @cached_property
     def block(self) -> Block:

@@ -94,6 +94,15 @@ class SecondLists(NamedTuple):
     pool: Pool
 
 
+class Seen(NamedTuple):
+    """What a token sees of one source."""
+
+    line: Any
+    """Its list, or its line of the block table."""
+    first: Any
+    length: Any
+
+
 class KeyList(NamedTuple):
     """The keys of one token."""
 
@@ -103,7 +112,24 @@ class KeyList(NamedTuple):
     """Valid length of the list."""
     pool: Pool
     first: Any
-    """Entries before the first that counts, where there is a window; None: none."""
+    """Entries before the first that counts, where there is a window or a span; None: none."""
+    second: Any
+    """The `SecondKeys` of a second source, or None."""
+
+
+class SecondKeys(NamedTuple):
+    """The keys of one token of a second source, in steps of their own."""
+
+    after: Any
+    """Steps over the first source, which come before."""
+    indices: Any
+    """As in a KeyList, as are length and first."""
+    length: Any
+    first: Any
+    rows: Any
+    """As in a Pool, as are the steps."""
+    page_step: Any
+    row_step: Any
 
 
 class Results(NamedTuple):
@@ -145,15 +171,23 @@ class QSplit(NamedTuple):
 
 
 class Fp8Cache(NamedTuple):
-    """The format of FP8 rows: fp8_block64 has (64, 9), 656 bytes have (128, 8), fp8_token has
-    (576, 9), rows without scales have (0, 9) as their first two fields."""
+    """The format of FP8 rows: fp8_block64 has (64, 9), 656 bytes have (128, 8), 584 bytes have
+    (64, 7), fp8_token has (576, 9), rows without scales have (0, 9) as their first two fields."""
 
     scale_columns: int
     """Columns that share a scale; 0: rows have no scales."""
     raw_tiles: int
-    """64-column tiles of K that are dequantized; the others are 16-bit rope."""
+    """64-column tiles of K that are dequantized; the others are 16-bit columns."""
+    v_tiles: int
+    """Those of V; in rows of 584 bytes it has a tile of 16-bit columns too."""
+    plain_column: int
+    """Where 16-bit columns begin in a row, counted in 16-bit columns; 0 where there are none."""
+    has_exponents: bool
+    """Scales are powers of two, whose exponents are bytes (ue8m0); otherwise they are fp32."""
     scale_page_size: int
     """Rows of a page of scales; 0 where all scales lie evenly."""
+    second: Any
+    """The `Fp8Cache` of a second source, which differs in its pages alone; None: there is none."""
 
 
 class ScaleBlocks(NamedTuple):
@@ -229,9 +263,19 @@ class Sources(NamedTuple):
     q_warp: Any
     """Q by 32 heads, the lanes of a warp."""
     k: Any
-    rope: Any
-    """The 16-bit rope of rows of 656 bytes."""
+    plain: Any
+    """The 16-bit columns of rows of 656 or 584 bytes."""
     v: Any
+    scales: ScaleSource
+    second: Any
+    """`SecondRows`, or None."""
+
+
+class SecondRows(NamedTuple):
+    """Where the rows of a second source are read: TMA descriptors, and the scales."""
+
+    raw: Any
+    plain: Any
     scales: ScaleSource
 
 
@@ -258,7 +302,7 @@ class Barriers(NamedTuple):
     k_p0_ready: Any
     k_p1_ready: Any
     k_fp8_tma_done: Any
-    k_rope_done: Any
+    k_plain_done: Any
     sv_p0_done: Any
     sv_p1_done: Any
     v_p0_ready: Any

@@ -12,6 +12,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import mbarrier
 
+from openmla.kernels.blackwell.sparse.records import KeyList, Pool, Seen
 from openmla.kernels.gluon.requests import cut, span_of
 
 CHUNK = gl.constexpr(32)  # sequences that a warp looks at together
@@ -93,9 +94,34 @@ def steps_of(count, B_TOPK: gl.constexpr):
 
 
 @gluon.jit
+def whole_steps(keys, STEP: gl.constexpr):
+    """Steps over so many keys; none over none."""
+    return gl.maximum(keys + (STEP - 1), 0) // STEP
+
+
+@gluon.jit
+def seen_of(token, lists):
+    """What a token has `Seen` of a source: TokenLists or SecondLists."""
+    stop = lists.topk
+    if lists.lengths is not None:
+        stop = gl.minimum(gl.load(lists.lengths + token), lists.topk)
+    stop = gl.maximum(stop, 0)
+    line = token
+    first = token * 0
+    if lists.spans is not None:
+        line = gl.load(lists.spans.request + token)
+        first = gl.maximum(gl.load(lists.spans.begin + token), 0)
+        there = (line >= 0) & (line < lists.spans.requests) & (first < stop)
+        line = gl.where(there, line, 0)
+        first = gl.where(there, first, 0)
+        stop = gl.where(there, stop, 0)
+    return Seen(line=line, first=first, length=stop)
+
+
+@gluon.jit
 def listed(keys, first, N: gl.constexpr, LAYOUT: gl.constexpr, INDEXING: gl.constexpr):
-    """Indices first … first + N - 1 of KeyList `keys`, and whether each counts. With a window, they
-    are numbered from its first key on."""
+    """Indices first … first + N - 1 of KeyList `keys`, and whether each counts. With a window or a
+    span, they are numbered from its first key on."""
     TABLE: gl.constexpr = INDEXING.table_page_size
     at = first + gl.arange(0, N, LAYOUT)
     if keys.first is not None:
@@ -115,14 +141,71 @@ def listed(keys, first, N: gl.constexpr, LAYOUT: gl.constexpr, INDEXING: gl.cons
 def descriptor_rows(keys, first, N: gl.constexpr, LAYOUT: gl.constexpr, INDEXING: gl.constexpr):
     """Descriptor rows of entries first … first + N - 1 of KeyList `keys`; NOWHERE for an entry that
     does not count."""
-    PAGE: gl.constexpr = INDEXING.page_size
     index, ok = listed(keys, first, N, LAYOUT, INDEXING)
-    row = index * keys.pool.row_step
+    return placed(index, ok, keys.pool, INDEXING)
+
+
+@gluon.jit
+def placed(index, ok, pool, INDEXING: gl.constexpr):
+    """Descriptor rows of rows of a Pool; NOWHERE for one that does not count."""
+    PAGE: gl.constexpr = INDEXING.page_size
+    row = index * pool.row_step
     if PAGE > 0:
-        row = index // PAGE * keys.pool.page_step + index % PAGE * keys.pool.row_step
-    if keys.pool.base is not None:
-        row += keys.pool.base
+        row = index // PAGE * pool.page_step + index % PAGE * pool.row_step
+    if pool.base is not None:
+        row += pool.base
     return gl.where(ok, row, NOWHERE)
+
+
+@gluon.jit
+def second_listed(second, k, offset, N: gl.constexpr, LAYOUT: gl.constexpr, HOW: gl.constexpr):
+    """What `listed` says of N keys of step k, which is one of the SecondKeys `second`, from its key
+    number `offset` on."""
+    BOTH: gl.constexpr = HOW.indexing
+    INDEXING: gl.constexpr = BOTH.second
+    keys = KeyList(
+        indices=second.indices,
+        length=second.length,
+        pool=Pool(second.rows, second.page_step, second.row_step, None),
+        first=second.first,
+        second=None,
+    )
+    return listed(keys, (k - second.after) * HOW.b_topk + offset, N, LAYOUT, INDEXING)
+
+
+@gluon.jit
+def step_rows(keys, k, offset, N: gl.constexpr, LAYOUT: gl.constexpr, HOW: gl.constexpr):
+    """Descriptor rows of N keys of step k, from its key number `offset` on. HOW: records.How."""
+    INDEXING: gl.constexpr = HOW.indexing
+    SECOND: gl.constexpr = INDEXING.second
+    if keys.second is None:
+        return descriptor_rows(keys, k * HOW.b_topk + offset, N, LAYOUT, INDEXING)
+    else:
+        if k < keys.second.after:
+            rows = descriptor_rows(keys, k * HOW.b_topk + offset, N, LAYOUT, INDEXING)
+        else:
+            second = keys.second
+            index, ok = second_listed(second, k, offset, N, LAYOUT, HOW)
+            pool = Pool(second.rows, second.page_step, second.row_step, None)
+            rows = placed(index, ok, pool, SECOND)
+        return rows
+
+
+@gluon.jit
+def step_counts(keys, k, LAYOUT: gl.constexpr, HOW: gl.constexpr):
+    """Whether each key of step k counts, as numbers. HOW: records.How."""
+    INDEXING: gl.constexpr = HOW.indexing
+    if keys.second is None:
+        _, ok = listed(keys, k * HOW.b_topk, HOW.b_topk, LAYOUT, INDEXING)
+        return ok.to(gl.int32)
+    else:
+        if k < keys.second.after:
+            _, ok = listed(keys, k * HOW.b_topk, HOW.b_topk, LAYOUT, INDEXING)
+            counts = ok.to(gl.int32)
+        else:
+            _, ok = second_listed(keys.second, k, 0, HOW.b_topk, LAYOUT, HOW)
+            counts = ok.to(gl.int32)
+        return counts
 
 
 @gluon.jit
@@ -144,8 +227,8 @@ def kv_valid_producer(keys, is_k_valid, bars, steps, HOW: gl.constexpr):
     FLAT: gl.constexpr = list_layout(INDEXING.ctas)
     bit = gl.arange(0, 8, gl.SliceLayout(0, L))[None, :]
     for k in range(0, steps):
-        _, ok = listed(keys, k * B_TOPK, B_TOPK, FLAT, INDEXING)
-        grouped = gl.convert_layout(gl.reshape(ok.to(gl.int32), [BYTES, 8]), L)
+        counts = step_counts(keys, k, FLAT, HOW)
+        grouped = gl.convert_layout(gl.reshape(counts, [BYTES, 8]), L)
         wait_for_step(bars.k_valid_free, k - NB, NB)
         is_k_valid.index(k % NB).store(gl.sum(grouped << bit, 1).to(gl.uint8))
         mbarrier.arrive(bars.k_valid_ready.index(k % NB), count=1)

@@ -21,6 +21,8 @@ REGISTERS_OF_A_LANE = 2048
 """Registers of an SM or CU, divided by the lanes of a warp: 65536 / 32, and 131072 / 64."""
 FP32 = 4
 SCAN_BYTES = 4  # of a warp
+RESERVED = KB
+"""Shared memory that CUDA keeps of every block; an SM has as much more than one block may use."""
 VECTOR = 4  # scores that a lane loads at once
 SHORT_ROW = 8192  # scores that 8 warps hold in registers
 FEW = 2048  # of a list of 4096 that was cut, a chunk of 2048 fits behind: 4 warps do
@@ -64,7 +66,15 @@ class GluonSelectConfig(Limited):
 
     @cached_property
     def blocks_per_sm(self) -> int:
-        return REGISTERS_OF_A_LANE // (self.warps * self.max_registers)
+        """Rows that an SM works on: as many as its registers and its shared memory hold.
+
+        >>> short = GluonSelectConfig(2048, True, 128, warps=4, max_registers=96)
+        >>> short.blocks_per_sm, replace(short, smem_limit=99 * KB).blocks_per_sm
+        (5, 3)
+        """
+        by_registers = REGISTERS_OF_A_LANE // (self.warps * self.max_registers)
+        by_memory = (self.smem_limit + RESERVED) // (self.smem_used + RESERVED)
+        return min(by_registers, by_memory)
 
     @cached_property
     def smem_map(self) -> MemoryMap:
@@ -118,10 +128,13 @@ def _select_block(config: GluonSelectConfig, problem: IndexProblem) -> Block:
 def selection(
     choose: Callable[[IndexProblem, Target], GluonSelectConfig] = select_config,
     first_triton: tuple[int, int] = (0, 0),
+    name: str = "select",
+    archs: tuple[str, ...] = (),
 ) -> Kernel:
     """The kernel as a family declares it."""
     return Kernel(
-        name="select",
+        name=name,
+        archs=archs,
         serves=index_selection(),
         config=GluonSelectConfig,
         choose=choose,

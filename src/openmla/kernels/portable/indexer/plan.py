@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from openmla.indexer.problem import KEY_DTYPES, IndexProblem
+from openmla.kernels.gluon.select.plan import selection
 from openmla.kernels.portable.plan import require_bf16_products
 from openmla.planning.family import Kernel
 from openmla.planning.serves import (
@@ -18,6 +19,10 @@ from openmla.planning.serves import (
 from openmla.planning.target import Target
 from openmla.problem import MAX_HEADS
 
+GLUON_SELECT = "select_gluon"
+"""The selection that Hopper, Blackwell and CDNA4 share; it needs cp.async and nothing newer."""
+CP_ASYNC = ("sm_80", "sm_86", "sm_89", "sm_120")
+"""Chips without a family of their own that it was compiled for and executed as."""
 COLUMNS = 128
 """Heads of all queries of a product: wider tiles spill, narrower ones read keys more often."""
 LEAST_HEADS = 16  # the narrowest operand of tl.dot
@@ -97,6 +102,7 @@ INDEX_KERNELS = (
         choose=_scores,
         launcher="openmla.kernels.portable.indexer.launch",
     ),
+    selection(name=GLUON_SELECT, archs=CP_ASYNC),
     Kernel(
         name="select",
         serves=index_selection("keeps", aligned_16=YES_OR_NO),

@@ -25,9 +25,10 @@ from openmla.lab.testing.case import Case
 from openmla.lab.testing.memory import Memory
 from openmla.lab.testing.simulate import new_results, plan_on
 from openmla.operands import Results
-from openmla.planning import Plan
+from openmla.planning import Plan, target_by_name
 
 ARCHITECTURES = {"h200": "sm90", "b200": "sm100", "mi355x": "gfx950"}
+"""Chips with kernels of their own. Other NVIDIA GPUs run the selection (`compiled_calls`)."""
 SM_COUNT = 2
 """SMs of the chip that is planned for: few enough that a program does several work items."""
 
@@ -122,7 +123,7 @@ def written_by(launch: Prepared) -> Iterator[Tensor]:
 
 def prepared_call(call: Call, target: str, inputs: set[int]) -> Prepared:
     """Compile a call for a target. `inputs`: addresses of storage that it must not write."""
-    job = CompileJob("executed", call, ARCHITECTURES[target])
+    job = CompileJob("executed", call, target_by_name(target).arch.replace("_", ""))
     constexprs = specialized(job).constexprs
     names = [name for name in call.kernel.arg_names if name not in constexprs]
     arguments = {name: call.arguments[name] for name in names}

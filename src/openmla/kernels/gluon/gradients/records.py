@@ -37,6 +37,7 @@ class How(NamedTuple):
     """Sign of the softmax scale: -1, 0 or 1."""
     rope: str
     """Problem.rope: "shared", "per_head" or "none"."""
+    has_key_mask: bool = False
 
 
 class Tiling(NamedTuple):
@@ -90,6 +91,8 @@ class QuerySources(NamedTuple):
     d_out: Any
     k: Parts
     v: Any
+    bits: Any = None
+    """Of `seen_bits`, by query; None: every query sees every key."""
 
 
 class QueryMemory(NamedTuple):
@@ -99,6 +102,8 @@ class QueryMemory(NamedTuple):
     d_out: Any
     k: Parts
     v: Any
+    bits: Any = None
+    """A ring of words [64, BN / 32] per consumer: which keys of the block its rows see."""
 
 
 class Saved(NamedTuple):
@@ -133,6 +138,8 @@ class KeySources(NamedTuple):
     d_out: Any
     statistics: Any
     heads: Any
+    bits: Any = None
+    """Of `seen_bits`, by key; None: every query sees every key."""
 
 
 class KeyMemory(NamedTuple):
@@ -144,6 +151,8 @@ class KeyMemory(NamedTuple):
     d_out: Any
     total: Any
     delta: Any
+    bits: Any = None
+    """A ring of words [64, BQ / 32] per consumer: which queries of the block see its keys."""
 
 
 class KeyGradients(NamedTuple):

@@ -13,7 +13,7 @@ persistent and fetch work items (gluon/gradients/work_items.py) from an atomic c
 |---|---|---|---|
 | k_ready | 2 | TMA bytes of one consumer's K and V (1) | that consumer |
 | k_empty | 2 | that consumer, after the last scores of a work item (1) | producer |
-| q_ready | ST | TMA bytes of Q with rope, of totals and deltas (1) | consumers |
+| q_ready | ST | TMA bytes of Q with rope, of totals and deltas, of bits (1) | consumers |
 | d_ready | ST | TMA bytes of d_out (1) | consumers |
 | q_empty, d_empty | ST | both consumers, after the last product with Q, with d_out (2) | producer |
 | t_ready, t_empty, t_request | 2, 2, 1 | as in query_pass.py | |
@@ -34,6 +34,8 @@ ptxas spills and serializes the products.
 Rows of Q and d_out past a sequence are zeros (ragged descriptors), and their total is +inf, which
 makes weights of 0. Rows of K and V past a sequence stay in rows that are not stored. Keys that
 nobody sees are written as +0, whatever they hold.
+
+With a key mask, the bits of a block come with its Q: ST x 2 x 64 words, 1536 bytes more.
 """
 
 from triton.experimental import gluon
@@ -46,7 +48,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from openmla.kernels.gluon.barriers import barriers
 from openmla.kernels.gluon.boxes import load_ragged, load_rows
-from openmla.kernels.gluon.gradients.loads import load_query_block, parts_of_rows
+from openmla.kernels.gluon.gradients.loads import (
+    load_bits,
+    load_query_block,
+    parts_of_rows,
+    tiles_of_words,
+)
 from openmla.kernels.gluon.gradients.records import (
     How,
     KeyGradients,
@@ -70,7 +77,7 @@ from openmla.kernels.hopper.backward.scheduler import (
 )
 from openmla.kernels.hopper.backward.store import write_gradient, write_part
 from openmla.kernels.hopper.dense.scheduler import FIELDS, get
-from openmla.kernels.hopper.dense.softmax import pack, unpack
+from openmla.kernels.hopper.dense.softmax import keep_bits, load_words, pack, unpack
 
 WARPS = gl.constexpr(4)  # of a consumer
 NC = gl.constexpr(2)  # consumers
@@ -102,6 +109,8 @@ def producer(info, sources, smem, bars, DIMS: gl.constexpr, HOW: gl.constexpr):
     """
     BQ: gl.constexpr = smem.d_out.shape[1]
     ST: gl.constexpr = smem.d_out.shape[0]
+    OWN: gl.constexpr = NC * WGMMA_ROWS
+    BITS: gl.constexpr = OWN * BQ // 8 if HOW.has_key_mask else 0  # bytes of a block
     turn = gl.program_id(0) * 0
     it = turn  # query blocks so far, over all work items
     mbarrier.wait(bars.t_ready.index(0), 0)
@@ -117,7 +126,12 @@ def producer(info, sources, smem, bars, DIMS: gl.constexpr, HOW: gl.constexpr):
             phase = ((it // ST) & 1) ^ 1
             row = (item.first + c) * BQ
             mbarrier.wait(bars.q_empty.index(stage), phase)
-            load_query_block(sources, smem, bars.q_ready.index(stage), stage, item, row, DIMS)
+            ready = bars.q_ready.index(stage)
+            load_query_block(sources, smem, ready, stage, item, row, DIMS, BITS)
+            if HOW.has_key_mask:
+                line = (item.place + row) // BQ
+                column = (item.rows - 1) // OWN * OWN
+                load_bits(sources.bits, line, column, ready, smem.bits, stage * NC, NC)
             if c == 0:
                 load_keys(sources, smem, bars, item, (turn & 1) ^ 1, DIMS, HOW)
             mbarrier.wait(bars.d_empty.index(stage), phase)
@@ -177,13 +191,17 @@ def issue_sums(words_p, words_s, sums, smem, stage, DIMS: gl.constexpr):
 
 
 @gluon.jit
-def weights_of(S, smem, stage, limit, factor, MASKED: gl.constexpr, HOW: gl.constexpr):
+def weights_of(
+    S, smem, stage, limit, factor, MASKED: gl.constexpr, WHO: gl.constexpr, HOW: gl.constexpr
+):
     """P^T of a block of queries; with a mask, 0 before the first query that sees a key.
 
     limit: that query of the consumer's first key, counted from the block's first.
     """
     SL: gl.constexpr = S.type.layout
     S = signed(S, HOW.sign)
+    if HOW.has_key_mask:
+        S = keep_bits(S, load_words(smem.bits.index(stage * NC + WHO), S))
     if MASKED and HOW.is_causal:
         S = hide_before(S, limit)
     total = smem.total.index(stage).load(gl.SliceLayout(0, SL))
@@ -236,7 +254,7 @@ def walk(  # noqa: PLR0913
             words_p, words_s, Sums(v, nope, rope), smem, before, DIMS
         )
         S = warpgroup_mma_wait(1 + ADDED, deps=(S_next,))
-        P = weights_of(S, smem, stage, limit - c * BQ, factor, MASKED, HOW)
+        P = weights_of(S, smem, stage, limit - c * BQ, factor, MASKED, WHO, HOW)
         dP = warpgroup_mma_wait(ADDED, deps=(dP_next,))
         dS = score_gradients(P, dP, smem, stage)
         if DIMS.rope > 0:
@@ -296,7 +314,7 @@ def consumer(
         mbarrier.wait(bars.d_ready.index(stage), (it // ST) & 1)
         dP_next = issue_weight_gradients(smem, stage, WHO, SL)
         S, dP = warpgroup_mma_wait(0, deps=(S_next, dP_next))
-        P = weights_of(S, smem, stage, limit, factor, True, HOW)
+        P = weights_of(S, smem, stage, limit, factor, True, WHO, HOW)
         words_p = pack(P, BQ, DTYPE)
         words_s = pack(score_gradients(P, dP, smem, stage), BQ, DTYPE)
         it += 1
@@ -385,6 +403,7 @@ def key_pass_kernel(  # noqa: PLR0913
     q_rope_desc,
     d_out_desc,
     statistics_desc,
+    bits_desc,
     d_k_ptr,
     d_v_ptr,
     d_rope_ptr,
@@ -416,7 +435,9 @@ def key_pass_kernel(  # noqa: PLR0913
     """DIMS: Columns, ROPE: Problem.rope, REGISTERS: Registers, LAYOUTS: TileLayouts. HG: heads of a
     group that shares L2. factor: |scale| in log2 units."""
     DTYPE: gl.constexpr = v_desc.dtype
-    HOW: gl.constexpr = How(is_causal=CAUSAL, sign=SIGN, rope=ROPE)
+    HOW: gl.constexpr = How(
+        is_causal=CAUSAL, sign=SIGN, rope=ROPE, has_key_mask=bits_desc is not None
+    )
     TILE: gl.constexpr = Tiling(
         own_rows=64 * NC, step_rows=BQ, by_keys=True, is_causal=CAUSAL, head_group=HG
     )
@@ -447,8 +468,17 @@ def key_pass_kernel(  # noqa: PLR0913
         t_empty=barriers(2, NC + 1),
         t_request=barriers(1, 1),
     )
+    bits_smem = None
+    if HOW.has_key_mask:
+        bits_smem = tiles_of_words(ST * NC, BQ)
     smem = KeyMemory(
-        k=k_smem, v=v_smem, q=q_smem, d_out=d_out_smem, total=total_smem, delta=delta_smem
+        k=k_smem,
+        v=v_smem,
+        q=q_smem,
+        d_out=d_out_smem,
+        total=total_smem,
+        delta=delta_smem,
+        bits=bits_smem,
     )
     sources = KeySources(
         k=Parts(k_nope_desc, k_rope_desc),
@@ -457,6 +487,7 @@ def key_pass_kernel(  # noqa: PLR0913
         d_out=d_out_desc,
         statistics=statistics_desc,
         heads=heads,
+        bits=bits_desc,
     )
     gradients = KeyGradients(
         k=Rows(d_k_ptr, d_k_stride_t, d_k_stride_h),

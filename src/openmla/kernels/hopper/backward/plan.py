@@ -30,7 +30,7 @@ from openmla.kernels.hopper.chip import (
 from openmla.kernels.hopper.dense.plan import TILE_INFO_BYTES, TILE_SLOTS
 from openmla.planning.family import Block, Kernel
 from openmla.planning.memory import MemoryMap, Wanted, lay_out
-from openmla.planning.serves import Serves
+from openmla.planning.serves import Serves, either
 from openmla.planning.target import Target
 
 CONSUMERS = 2
@@ -45,6 +45,7 @@ class HopperBackwardConfig(BackwardTiles, HopperBlock):
     key_stages: int = 3
     BQ: int = 32
     query_stages: int = 3
+    key_mask: bool = False
     sm_count: int = 132
 
     def __post_init__(self) -> None:
@@ -74,13 +75,16 @@ class HopperBackwardConfig(BackwardTiles, HopperBlock):
     def _pass(
         self, own: str, walked: str, step: int, stages: int, more: tuple[Wanted, ...] = ()
     ) -> MemoryMap:
-        """A pass keeps rows of its own, and has rings of what it walks."""
+        """A pass keeps rows of its own, and has rings of what it walks; with a key mask, of a bit
+        for each of its rows and of those of a step."""
 
         def buffers() -> Iterator[Wanted]:
             yield from self.own_tiles(own)
             rings = dict.fromkeys(("nope", "rope", "values"), stages)
             yield from self.walked_tiles(walked, step, rings)
             yield from more
+            if self.key_mask:
+                yield Wanted("bits", "statistics", stages * self.own_rows * step // 8, 128)
             yield Wanted("tile info", "barriers", TILE_INFO_BYTES)
             yield from barriers(("own ready", CONSUMERS), ("own empty", CONSUMERS))
             for name in ("ready", "empty", "values ready", "values empty"):
@@ -151,20 +155,22 @@ def _choose(problem: Any, target: Target) -> HopperBackwardConfig:
         d_nope=problem.d_nope,
         d_rope=problem.d_rope,
         d_v=problem.d_v,
+        key_mask=problem.has_key_mask,
         sm_count=target.sm_count,
     )
 
 
 def _not_measured(config: HopperBackwardConfig, problem: BackwardProblem) -> str:
-    """Other widths, and rope per head, ran in the simulator and not yet on an H200."""
+    """Other widths, rope per head and key masks ran in the simulator and not yet on an H200."""
     widths = (problem.d_nope, problem.d_rope, problem.d_v)
-    measured = widths == (128, 64, 128) and problem.rope == "shared"
-    return "" if measured else "because with these widths or this rope it was simulated alone"
+    measured = widths == (128, 64, 128) and problem.rope == "shared" and not problem.has_key_mask
+    why = "because with these widths, this rope or a key mask it was simulated alone"
+    return "" if measured else why
 
 
 HOPPER_BACKWARD = Kernel(
     name="backward",
-    serves=Serves(EVERY_BACKWARD, (ONE_DELTA,)),
+    serves=Serves({**EVERY_BACKWARD, **either("has_key_mask")}, (ONE_DELTA,)),
     config=HopperBackwardConfig,
     choose=_choose,
     block=_block,

@@ -13,7 +13,7 @@ persistent and fetch work items (gluon/gradients/work_items.py) from an atomic c
 |---|---|---|---|
 | q_ready | 2 | TMA bytes of one consumer's Q and d_out (1) | that consumer |
 | q_empty | 2 | that consumer, after the last scores of a work item (1) | producer |
-| k_ready, v_ready | ST | TMA bytes of K with rope, of V (1) | consumers |
+| k_ready, v_ready | ST | TMA bytes of K with rope and bits, of V (1) | consumers |
 | k_empty, v_empty | ST | both consumers, after dS K, after dP (2) | producer |
 | t_ready | 2 | scheduler: a work item is described in `info` (1) | producer, consumers |
 | t_empty | 2 | producer and consumers have read it (3) | scheduler |
@@ -35,6 +35,9 @@ would put waits between all wgmma.
 
 Rows of K and V past a sequence are zeros (ragged descriptors): a dS of 0 times a NaN would be a
 NaN. Rows of Q past a sequence stay in rows that are not stored.
+
+With a key mask, the bits of a block come with its K: ST x 2 x 64 x 2 words, 3072 bytes more. No
+block is without a mask then, and none is skipped.
 """
 
 from triton.experimental import gluon
@@ -47,7 +50,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from openmla.kernels.gluon.barriers import barriers
 from openmla.kernels.gluon.boxes import load_ragged, load_rows
-from openmla.kernels.gluon.gradients.loads import load_key_block, parts_of_rows
+from openmla.kernels.gluon.gradients.loads import (
+    load_bits,
+    load_key_block,
+    parts_of_rows,
+    tiles_of_words,
+)
 from openmla.kernels.gluon.gradients.records import (
     How,
     Parts,
@@ -65,7 +73,7 @@ from openmla.kernels.hopper.backward.records import QueryBarriers
 from openmla.kernels.hopper.backward.scheduler import BLOCKS, get_work_item, scheduler
 from openmla.kernels.hopper.backward.store import write_gradient
 from openmla.kernels.hopper.dense.scheduler import FIELDS, get
-from openmla.kernels.hopper.dense.softmax import hide, pack, unpack
+from openmla.kernels.hopper.dense.softmax import hide, keep_bits, load_words, pack, unpack
 
 WARPS = gl.constexpr(4)  # of a consumer
 NC = gl.constexpr(2)  # consumers
@@ -94,6 +102,7 @@ def producer(info, sources, smem, bars, DIMS: gl.constexpr, HOW: gl.constexpr):
     """
     BN: gl.constexpr = smem.v.shape[1]
     ST: gl.constexpr = smem.v.shape[0]
+    BITS: gl.constexpr = NC * WGMMA_ROWS * BN // 8 if HOW.has_key_mask else 0  # bytes of a block
     turn = gl.program_id(0) * 0
     it = turn  # key blocks so far, over all work items
     mbarrier.wait(bars.t_ready.index(0), 0)
@@ -109,7 +118,11 @@ def producer(info, sources, smem, bars, DIMS: gl.constexpr, HOW: gl.constexpr):
             phase = ((it // ST) & 1) ^ 1
             row = (blocks - 1 - c) * BN
             mbarrier.wait(bars.k_empty.index(stage), phase)
-            load_key_block(sources, smem, bars.k_ready.index(stage), stage, item, row, DIMS, HOW)
+            ready = bars.k_ready.index(stage)
+            load_key_block(sources, smem, ready, stage, item, row, DIMS, HOW, BITS)
+            if HOW.has_key_mask:
+                column = item.place * (BN // 32)
+                load_bits(sources.bits, row // BN, column, ready, smem.bits, stage * NC, NC)
             if c == 0:
                 load_queries(sources, smem, bars, item, (turn & 1) ^ 1, DIMS)
             mbarrier.wait(bars.v_empty.index(stage), phase)
@@ -164,9 +177,22 @@ def issue_query_gradients(words, d_q, smem, stage, DIMS: gl.constexpr):
 
 
 @gluon.jit
-def weights_of(S, total, factor, skip, item, MASKED: gl.constexpr, WHO: gl.constexpr, HOW):
+def weights_of(
+    S,
+    smem,
+    stage,
+    total,
+    factor,
+    skip,
+    item,
+    MASKED: gl.constexpr,
+    WHO: gl.constexpr,
+    HOW: gl.constexpr,
+):
     """exp2(S - total); with a mask, 0 where a key is not seen. skip: keys before the block."""
     S = signed(S, HOW.sign)
+    if HOW.has_key_mask:
+        S = keep_bits(S, load_words(smem.bits.index(stage * NC + WHO), S))
     if MASKED:
         S = hide(S, item.limit + WHO * 64 - skip, item.length - skip, HOW.is_causal)
     return gl.exp2(S * factor - total[:, None])
@@ -210,7 +236,7 @@ def walk(  # noqa: PLR0913
         next_q, dS = issue_query_gradients(words, Parts(d_nope, d_rope), smem, before, DIMS)
         S = warpgroup_mma_wait(1 + PARTS, deps=(S_next,))
         skip = (item.blocks - 1 - c) * BN
-        P = weights_of(S, rows.total, factor, skip, item, MASKED, WHO, HOW)
+        P = weights_of(S, smem, stage, rows.total, factor, skip, item, MASKED, WHO, HOW)
         dP = warpgroup_mma_wait(PARTS, deps=(dP_next,))
         mbarrier.arrive(bars.v_empty.index(stage), count=1)
         gradients = P * (dP - rows.delta[:, None])
@@ -267,7 +293,8 @@ def consumer(
         rows = row_statistics(item, saved, stats, DIMS.v, WHO, SL)
         S, dP = warpgroup_mma_wait(0, deps=(S_next, dP_next))
         mbarrier.arrive(bars.v_empty.index(stage), count=1)
-        P = weights_of(S, rows.total, factor, (blocks - 1) * BN, item, True, WHO, HOW)
+        skip = (blocks - 1) * BN
+        P = weights_of(S, smem, stage, rows.total, factor, skip, item, True, WHO, HOW)
         words = pack(P * (dP - rows.delta[:, None]), BN, DTYPE)
         it += 1
         nope = gl.zeros([64, NOPE], gl.float32, NL)
@@ -332,6 +359,7 @@ def query_pass_kernel(  # noqa: PLR0913
     k_nope_desc,
     k_rope_desc,
     v_desc,
+    bits_desc,
     out_ptr,
     d_out_ptr,
     lse_ptr,
@@ -373,7 +401,9 @@ def query_pass_kernel(  # noqa: PLR0913
     """DIMS: Columns, ROPE: Problem.rope, REGISTERS: Registers, LAYOUTS: TileLayouts. HG: heads of a
     group that shares L2. factor: |scale| in log2 units."""
     DTYPE: gl.constexpr = v_desc.dtype
-    HOW: gl.constexpr = How(is_causal=CAUSAL, sign=SIGN, rope=ROPE)
+    HOW: gl.constexpr = How(
+        is_causal=CAUSAL, sign=SIGN, rope=ROPE, has_key_mask=bits_desc is not None
+    )
     TILE: gl.constexpr = Tiling(
         own_rows=64 * NC, step_rows=BN, by_keys=False, is_causal=CAUSAL, head_group=HG
     )
@@ -403,12 +433,16 @@ def query_pass_kernel(  # noqa: PLR0913
         t_empty=barriers(2, NC + 1),
         t_request=barriers(1, 1),
     )
-    smem = QueryMemory(q=q_smem, d_out=d_out_smem, k=k_smem, v=v_smem)
+    bits_smem = None
+    if HOW.has_key_mask:
+        bits_smem = tiles_of_words(ST * NC, BN)
+    smem = QueryMemory(q=q_smem, d_out=d_out_smem, k=k_smem, v=v_smem, bits=bits_smem)
     sources = QuerySources(
         q=Parts(q_nope_desc, q_rope_desc),
         d_out=d_out_desc,
         k=Parts(k_nope_desc, k_rope_desc),
         v=v_desc,
+        bits=bits_desc,
     )
     saved = Saved(
         out=Rows(out_ptr, out_stride_t, out_stride_h),

@@ -150,6 +150,6 @@ def line(result: dict[str, Any]) -> str:
 if __name__ == "__main__":
     sections = {
         "compile": Section(compiled, 120, ("hopper", "portable"), side_by_side=True),
-        "times": Section(times, 30, tuple(SHAPES)),
+        "times": Section(times, 90, tuple(SHAPES)),
     }
     run(__file__, sections, line)

@@ -11,11 +11,11 @@ import openmla.kernels.hopper as package
 from gluon_sim import Kind
 from kernels.gradients import CASES as KERNEL_CASES
 from kernels.gradients import RINGS, BackwardDefect
-from kernels.hopper.backward.simulated import HOPPER
+from kernels.hopper.backward.simulated import HOPPER, MASKED
 from kernels.mutants import NOTHING, assert_found, controls, load_mutant
 from openmla.kernels.hopper.backward import launch as launcher
 
-CASES = {**KERNEL_CASES, "rings": RINGS}
+CASES = {**KERNEL_CASES, **MASKED, "rings": RINGS}
 
 
 LOADS = [
@@ -192,6 +192,120 @@ MASKS = [
         "limit = limit - gl.arange(0, 4, TL)[None, None, :, None]",
     ),
 ]
+BITS = [
+    BackwardDefect(
+        "bytes of the query pass's bits are not expected",
+        Kind.BYTES,
+        "backward.query_pass",
+        "BITS: gl.constexpr = NC * WGMMA_ROWS * BN // 8 if HOW.has_key_mask else 0",
+        "BITS: gl.constexpr = WGMMA_ROWS * BN // 8 if HOW.has_key_mask else 0",
+        "key mask",
+    ),
+    BackwardDefect(
+        "bits of the query pass are of the block after",
+        None,
+        "backward.query_pass",
+        "load_bits(sources.bits, row // BN, column, ready, smem.bits, stage * NC, NC)",
+        "load_bits(sources.bits, row // BN + 1, column, ready, smem.bits, stage * NC, NC)",
+        "key mask",
+    ),
+    BackwardDefect(
+        "bits of the query pass are of the sequence's first tile",
+        None,
+        "backward.query_pass",
+        "column = item.place * (BN // 32)",
+        "column = (item.place // 256 * 256) * (BN // 32)",
+        "key mask, rings",
+    ),
+    BackwardDefect(
+        "the second consumer has the bits of the first",
+        None,
+        "backward.query_pass",
+        "load_words(smem.bits.index(stage * NC + WHO), S)",
+        "load_words(smem.bits.index(stage * NC), S)",
+        "key mask",
+    ),
+    BackwardDefect(
+        "bits of the key pass are in the order of keys",
+        None,
+        "backward.key_pass",
+        "column = (item.rows - 1) // OWN * OWN",
+        "column = 256 - (item.rows - 1) // OWN * OWN",
+        "key mask",
+    ),
+    BackwardDefect(
+        "bits of the key pass are of the sequence's first queries",
+        None,
+        "backward.key_pass",
+        "line = (item.place + row) // BQ",
+        "line = item.place // BQ",
+        "key mask",
+    ),
+    BackwardDefect(
+        "bits of the key pass are not used in blocks without a causal mask",
+        None,
+        "backward.key_pass",
+        "if HOW.has_key_mask:\n        S = keep_bits",
+        "if HOW.has_key_mask and MASKED:\n        S = keep_bits",
+        "key mask, rings",
+    ),
+    BackwardDefect(
+        "bits of a block are those of another stage",
+        Kind.RACE,
+        "backward.key_pass",
+        "load_words(smem.bits.index(stage * NC + WHO), S)",
+        "load_words(smem.bits.index((stage * NC + NC + WHO) % (3 * NC)), S)",
+        "key mask, rings",
+    ),
+    BackwardDefect(
+        "the words of a query are swapped",
+        None,
+        "gradients.seen_bits",
+        "(PAIR * rows) + word % PAIR",
+        "(PAIR * rows) + 1 - word % PAIR",
+        "key mask",
+    ),
+    BackwardDefect(
+        "bits of queries past the sequence are written",
+        None,
+        "gradients.seen_bits",
+        "here = (row < item.rows) & (word < words) & exists",
+        "here = (row < item.rows - 1) & (word < words) & exists",
+        "key mask",
+    ),
+    BackwardDefect(
+        "words past the mask are read",
+        Kind.BOUNDS,
+        "gradients.seen_bits",
+        "here = (row < item.rows)[:, None] & (word < words)[None, :]",
+        "here = (row < item.rows)[:, None]",
+        "key mask",
+    ),
+    BackwardDefect(
+        "a tile of keys that does not exist is written",
+        Kind.BOUNDS,
+        "gradients.seen_bits",
+        "exists = (item.blocks > 0) & (tile >= 0)",
+        "exists = item.blocks > 0",
+        "key mask",
+    ),
+    BackwardDefect(
+        "bits of queries are in the opposite order",
+        None,
+        "gradients.seen_bits",
+        "(bits & 1) << query[:, :, None]",
+        "(bits & 1) << (31 - query[:, :, None])",
+        "key mask",
+    ),
+    BackwardDefect(
+        "tiles of queries of all sequences begin where the first one's do",
+        None,
+        "gradients.seen_bits",
+        "target = base + (item.place // BITS + of_block)",
+        "target = base + (item.place // 256 * 8 + of_block)",
+        "key mask",
+    ),
+]
 STATISTICS = [
     BackwardDefect(
         "the sink is left out of the total",
@@ -257,7 +371,7 @@ RESULTS = [
         "write_gradient(rope, scale, narrow[:, None], d_q_rows, item, 0, WHO)",
     ),
 ]
-DEFECTS = LOADS + PRODUCTS + MASKS + STATISTICS + RESULTS
+DEFECTS = LOADS + PRODUCTS + MASKS + BITS + STATISTICS + RESULTS
 
 
 def test_their_names_differ() -> None:

@@ -85,8 +85,8 @@ class SeenBits(NamedTuple):
 
 
 def tiles_of_keys(key_mask: Tensor) -> int:
-    """Tiles of 128 keys that a mask has words of."""
-    return -(-key_mask.shape[1] // TILE_WORDS)
+    """Tiles of 128 keys that a mask has words of; one at least, as no descriptor is of nothing."""
+    return max(1, -(-key_mask.shape[1] // TILE_WORDS))
 
 
 COUNTS = ["mask_stride", "words", "tiles_of_keys", "batch", "total_q", "total_k", "rows"]

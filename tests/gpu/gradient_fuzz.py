@@ -54,6 +54,7 @@ KINDS = {
     "hopper few bits, gradient of lse": Kind(
         "hopper", replace(_V3, key_mask="few", causal=False), d_lse=True
     ),
+    "hopper 192 + 64": Kind("hopper", replace(_V3, d_nope=192, d_v=256)),
     "portable key mask": Kind("portable", replace(_V3, key_mask="half")),
     "portable few bits, sink": Kind(
         "portable", replace(_V3, key_mask="few", sink="normal", causal=False)

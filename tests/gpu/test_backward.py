@@ -259,6 +259,21 @@ def test_a_compiled_step_has_the_same_gradients() -> None:
 LISTS = Case("sparse", 16, 512, 64, 512, q_lens=(60,), k_lens=(700,), topk=200, scale=0.05)
 
 
+@pytest.mark.parametrize("rope", ["shared", "per_head"])
+@pytest.mark.parametrize("extra", ["none", "sink", "gradient of lse"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_wide_columns_of_hoppers_own(rope: str, extra: str, causal: bool) -> None:
+    lens = {"q_lens": (300, 41, 1, 129), "k_lens": (300, 90, 1, 700)}
+    case = replace(V3, d_nope=192, d_v=256, rope=rope, causal=causal, spare=3, **lens)
+    case = replace(case, sink="mixed" if extra == "sink" else "none")
+    built = build_gradients(
+        GradientCase(case, d_lse=extra == "gradient of lse"), Memory(DEVICE, "nan")
+    )
+    found = built.run("hopper")
+    for verdict in judge_twice(built, found.gradients, found.saved):
+        assert verdict.ok, verdict.report()
+
+
 @pytest.mark.parametrize("key_mask", ["half", "few"])
 @pytest.mark.parametrize("extra", ["none", "sink", "gradient of lse"])
 @pytest.mark.parametrize("causal", [False, True])

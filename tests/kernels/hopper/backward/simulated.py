@@ -11,6 +11,27 @@ from openmla.lab.testing.gradients import GradientCase
 SMALL_CHIP = 2  # SMs: blocks do several work items
 HOPPER = Passes(launch, "h200", "hopper", {"sm_count": SMALL_CHIP})
 
+_WIDE = replace(V3, d_nope=192, d_v=256)
+WIDE = {
+    "192+64→256": GradientCase(_WIDE),
+    "192+64→256, full, sink": GradientCase(
+        replace(_WIDE, causal=False, sink="mixed", q_lens=(70, 20), k_lens=(200, 40))
+    ),
+    "192+64→256, rope per head, gradient of lse": GradientCase(
+        replace(_WIDE, rope="per_head", heads=1), d_lse=True
+    ),
+    "192+64→256, edges": GradientCase(replace(EDGES, d_nope=192, d_rope=64, d_v=256)),
+    "192+64→256, rings": GradientCase(
+        replace(_WIDE, heads=1, q_lens=(260, 130), k_lens=(300, 400), causal=False)
+    ),
+    "192+64→256, more queries than keys": GradientCase(
+        replace(_WIDE, heads=1, q_lens=(200, 0, 3, 64), k_lens=(50, 10, 0, 64))
+    ),
+    "192+64→256, negative scale, strided": GradientCase(
+        replace(_WIDE, heads=1, scale=-0.1, layout="aligned")
+    ),
+}
+"""Widths of GLM-5, whose key pass runs twice; no other family has them."""
 MASKED = {
     "key mask": GradientCase(replace(V3, key_mask="half")),
     "few bits, full, gradient of lse": GradientCase(

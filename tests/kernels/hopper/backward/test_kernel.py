@@ -9,13 +9,13 @@ import torch
 
 from gluon_sim import Kind, Limits, intercept
 from kernels.gradients import CASES, NARROW, forward, on, same_bits
-from kernels.hopper.backward.simulated import HOPPER, MASKED
+from kernels.hopper.backward.simulated import HOPPER, MASKED, WIDE
 from kernels.wild_values import KINDS, with_wild_values
 from openmla.backward.operands import Gradients, Wanted
 from openmla.kernels.hopper.backward import launch
 from openmla.lab.testing.gradients import GradientCase
 
-EVERY_CASE = {**CASES, **MASKED}
+EVERY_CASE = {**CASES, **MASKED, **WIDE}
 
 
 @pytest.mark.parametrize("name", EVERY_CASE)
@@ -36,12 +36,14 @@ def test_far_rows_have_the_same_gradients(axis: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["early", "late", "random", "unfair"])
-@pytest.mark.parametrize("name", ["causal", "full", "edges", "40 sequences", "key mask, rings"])
+@pytest.mark.parametrize(
+    "name", ["causal", "full", "edges", "40 sequences", "key mask, rings", "192+64→256, rings"]
+)
 def test_every_schedule_is_clean_and_has_the_same_bits(name: str, schedule: str) -> None:
     HOPPER.assert_same_bits_in_every_schedule(EVERY_CASE[name], schedule)
 
 
-@pytest.mark.parametrize("name", ["causal", "edges", "rope per head", "key mask"])
+@pytest.mark.parametrize("name", ["causal", "edges", "rope per head", "key mask", "192+64→256"])
 def test_a_sequence_has_the_gradients_that_it_has_alone(name: str) -> None:
     HOPPER.assert_same_bits_alone(EVERY_CASE[name])
 

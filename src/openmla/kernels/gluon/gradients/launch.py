@@ -87,14 +87,15 @@ def _query_pass(
     """Statistics and d_q, which is computed where it is not wanted too."""
     op, config = operands.forward, plan.config
     d_q = op.q.new_empty(op.q.shape) if gradients.q is None else gradients.q
-    d_nope, rope = config.d_nope, op.k_rope
+    tail, rope = config.second_tile, op.k_rope
+    d_nope = config.d_nope - tail
     if rope is not None and rope.dim() == 2:
         rope = rope.unsqueeze(1)
     own = {
         "q_nope_desc": rows_of_heads(op.q, passes.box_rows, d_nope, SWIZZLE_BYTES),
         "q_rope_desc": None,
         "d_out_desc": rows_of_heads(d_out, passes.box_rows, config.d_v, SWIZZLE_BYTES),
-        "k_nope_desc": ragged(op.k_nope, config.BN),
+        "k_nope_desc": ragged(op.k_nope[..., :d_nope], config.BN),
         "k_rope_desc": None,
         "v_desc": ragged(op.v, config.BN),
         "out_ptr": operands.out,
@@ -115,8 +116,11 @@ def _query_pass(
         "ST": config.key_stages,
     }
     if rope is not None and config.d_rope:
-        own["q_rope_desc"] = rows_of_heads(op.q, passes.box_rows, config.d_rope, SWIZZLE_BYTES)
+        width = config.d_rope + tail
+        own["q_rope_desc"] = rows_of_heads(op.q, passes.box_rows, width, SWIZZLE_BYTES)
         own["k_rope_desc"] = ragged(rope, config.BN)
+    if tail:
+        own["k_tail_desc"] = ragged(op.k_nope[..., d_nope:], config.BN)
     if bits is not None:
         own["bits_desc"] = lines(bits.by_query, GROUP_ROWS * config.BN // WORD_BITS)
     return passes.launched(passes.query, plan, op.q.shape[0], {**shared, **own})
@@ -134,7 +138,9 @@ def _key_pass(
 ) -> Iterator[Call]:
     """d_k and d_v, and the sum of rope parts over the heads."""
     config, d_rope = plan.config, gradients.k_rope
-    total_k, heads, d_nope = op.k_nope.shape
+    total_k, heads, _ = op.k_nope.shape
+    tail = config.second_tile
+    d_nope = config.d_nope - tail
     part = None
     if d_rope is not None and d_rope.dim() == 2:
         part = op.q.new_empty(heads, *d_rope.shape, dtype=torch.float32)
@@ -166,7 +172,11 @@ def _key_pass(
         )
     if bits is not None:
         own["bits_desc"] = lines(bits.by_key, GROUP_ROWS * config.BQ // WORD_BITS)
-    yield passes.launched(passes.key, plan, total_k, {**shared, **own})
+    if tail:
+        own["k_tail_desc"] = rows_of_heads(op.k_nope, passes.box_rows, tail, SWIZZLE_BYTES)
+    for which in config.key_launches:
+        only = {} if which == "all" else {"GRADIENTS": which}
+        yield passes.launched(passes.key, plan, total_k, {**shared, **own, **only})
     if part is not None and d_rope is not None:
         yield summed(part, d_rope)
 
@@ -181,7 +191,8 @@ def tiles_of(plan: Plan, rows: int) -> int:
 def _shared(plan: Plan, op: DenseOperands) -> dict[str, Any]:
     """Arguments that both passes take."""
     config = plan.config
-    columns = Columns(nope=config.d_nope, rope=config.d_rope, v=config.d_v)
+    tail = config.second_tile
+    columns = Columns(nope=config.d_nope - tail, rope=config.d_rope + tail, v=config.d_v, tail=tail)
     return {
         "cu_q_ptr": vector(op.cu_seqlens_q),
         "cu_k_ptr": vector(op.cu_seqlens_k),

@@ -25,6 +25,20 @@ def parts_of_rows(
     return Parts(nope, rope)
 
 
+@gluon.constexpr_function
+def _two(box):
+    """The shape of two boxes."""
+    return [2, *box]
+
+
+@gluon.jit
+def panel_of(tile, desc, NUMBER: gl.constexpr):
+    """The columns of a swizzled tile of two panels that are filled by boxes as wide as one."""
+    BOXES: gl.constexpr = _two(desc.block_shape)
+    LAYOUT: gl.constexpr = desc.layout
+    return reinterpret(tile, desc.dtype, BOXES, LAYOUT).index(NUMBER)
+
+
 @gluon.jit
 def load_key_block(
     sources,
@@ -48,6 +62,10 @@ def load_key_block(
         head = item.head
         if HOW.rope == "shared":
             head = head * 0
+        if DIMS.tail > 0:
+            tail = panel_of(rope, sources.k_tail, 0)
+            load_ragged(sources.k_tail, item.start, item.length, row, item.head, barrier, tail)
+            rope = panel_of(rope, sources.k.rope, 1)
         load_ragged(sources.k.rope, item.start, item.length, row, head, barrier, rope)
 
 

@@ -81,6 +81,16 @@ class BackwardTiles:
             yield Wanted(f"{walked} {name}", walked, stages[name] * step * width * ELEMENT)
 
     @property
+    def second_tile(self) -> int:
+        """Columns of K without rope that are in the tile of those with: 64 of 192."""
+        return self.d_nope % 128 if self.d_nope > 128 else 0
+
+    @property
+    def key_launches(self) -> tuple[str, ...]:
+        """Gradients of a launch of the key pass: "all", or "v" and "k" one after the other."""
+        return ("all",)
+
+    @property
     def _widths(self) -> dict[str, int]:
         return {"nope": self.d_nope, "rope": self.d_rope, "values": self.d_v}
 

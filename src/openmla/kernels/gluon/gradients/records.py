@@ -14,11 +14,17 @@ from typing import Any, NamedTuple
 
 
 class Columns(NamedTuple):
-    """DIMS: columns of the tiles; rope is 0 where there is none."""
+    """DIMS: columns of the tiles; rope is 0 where there is none.
+
+    Widths of tiles are powers of two. Of 192 columns of Q and K without rope, the last 64 are the
+    first ones of the tile of the 64 with rope: nope 128, rope 128, tail 64.
+    """
 
     nope: int
     rope: int
     v: int
+    tail: int = 0
+    """Columns of the second tile that are without rope."""
 
 
 class TileLayouts(NamedTuple):
@@ -38,6 +44,8 @@ class How(NamedTuple):
     rope: str
     """Problem.rope: "shared", "per_head" or "none"."""
     has_key_mask: bool = False
+    gradients: str = "all"
+    """Of the key pass: "all", or "k" or "v" alone, where one thread cannot hold both sums."""
 
 
 class Tiling(NamedTuple):
@@ -93,6 +101,8 @@ class QuerySources(NamedTuple):
     v: Any
     bits: Any = None
     """Of `seen_bits`, by query; None: every query sees every key."""
+    k_tail: Any = None
+    """The last columns of K without rope, if they are in the tile of those with."""
 
 
 class QueryMemory(NamedTuple):
@@ -140,6 +150,8 @@ class KeySources(NamedTuple):
     heads: Any
     bits: Any = None
     """Of `seen_bits`, by key; None: every query sees every key."""
+    k_tail: Any = None
+    """As in QuerySources."""
 
 
 class KeyMemory(NamedTuple):

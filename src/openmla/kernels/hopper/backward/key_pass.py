@@ -51,6 +51,7 @@ from openmla.kernels.gluon.boxes import load_ragged, load_rows
 from openmla.kernels.gluon.gradients.loads import (
     load_bits,
     load_query_block,
+    panel_of,
     parts_of_rows,
     tiles_of_words,
 )
@@ -67,6 +68,7 @@ from openmla.kernels.gluon.gradients.records import (
 from openmla.kernels.gluon.scores import opaque_zero, signed
 from openmla.kernels.hopper.backward.masks import hide_before
 from openmla.kernels.hopper.backward.records import KeyBarriers, Sums
+from openmla.kernels.hopper.backward.rings import free_phase_of, slot_of
 from openmla.kernels.hopper.backward.scheduler import (
     BLOCKS,
     FIRST,
@@ -97,7 +99,12 @@ def load_keys(sources, smem, bars, item, phase, DIMS: gl.constexpr, HOW: gl.cons
             head = item.head
             if HOW.rope == "shared":
                 head = head * 0
-            load_rows(sources.k.rope, row, head, 0, bar, smem.k.rope.index(w))
+            rope = smem.k.rope.index(w)
+            if DIMS.tail > 0:
+                tail = panel_of(rope, sources.k_tail, 0)
+                load_rows(sources.k_tail, row, item.head, DIMS.nope, bar, tail)
+                rope = panel_of(rope, sources.k.rope, 1)
+            load_rows(sources.k.rope, row, head, 0, bar, rope)
         load_rows(sources.v, row, item.head, 0, bar, smem.v.index(w))
 
 
@@ -108,7 +115,8 @@ def producer(info, sources, smem, bars, DIMS: gl.constexpr, HOW: gl.constexpr):
     sources: KeySources, smem: KeyMemory, bars: KeyBarriers, DIMS: Columns, HOW: How.
     """
     BQ: gl.constexpr = smem.d_out.shape[1]
-    ST: gl.constexpr = smem.d_out.shape[0]
+    ST: gl.constexpr = smem.total.shape[0]
+    DST: gl.constexpr = smem.d_out.shape[0]
     OWN: gl.constexpr = NC * WGMMA_ROWS
     BITS: gl.constexpr = OWN * BQ // 8 if HOW.has_key_mask else 0  # bytes of a block
     turn = gl.program_id(0) * 0
@@ -134,10 +142,11 @@ def producer(info, sources, smem, bars, DIMS: gl.constexpr, HOW: gl.constexpr):
                 load_bits(sources.bits, line, column, ready, smem.bits, stage * NC, NC)
             if c == 0:
                 load_keys(sources, smem, bars, item, (turn & 1) ^ 1, DIMS, HOW)
-            mbarrier.wait(bars.d_empty.index(stage), phase)
-            ready = bars.d_ready.index(stage)
+            at = slot_of(it, stage, DST, ST)
+            mbarrier.wait(bars.d_empty.index(at), free_phase_of(it, phase, DST, ST))
+            ready = bars.d_ready.index(at)
             mbarrier.expect(ready, BQ * DIMS.v * 2)
-            d_out = smem.d_out.index(stage)
+            d_out = smem.d_out.index(at)
             load_ragged(sources.d_out, item.start, item.length, row, item.head, ready, d_out)
             it += 1
         turn += 1
@@ -169,21 +178,27 @@ def issue_weight_gradients(smem, stage, WHO: gl.constexpr, SL: gl.constexpr):
 
 
 @gluon.jit
-def issue_sums(words_p, words_s, sums, smem, stage, DIMS: gl.constexpr):
+def issue_sums(words_p, words_s, sums, smem, stage, at, DIMS: gl.constexpr, HOW: gl.constexpr):
     """Start d_v += P^T d_out and d_k += dS^T Q of a block; sums: Sums, two or three products.
 
-    Returns the Sums in flight, P^T and dS^T.
+    stage, at: the slots of its Q and of its d_out.
+
+    Returns the Sums in flight, P^T and dS^T; of gradients that are not wanted, what was given.
     """
     BQ: gl.constexpr = smem.d_out.shape[1]
     DTYPE: gl.constexpr = smem.d_out.dtype
     VL: gl.constexpr = gl.DotOperandLayout(0, sums.v.type.layout, 2)
     KL: gl.constexpr = gl.DotOperandLayout(0, sums.nope.type.layout, 2)
-    P = unpack(words_p, BQ, DTYPE, VL)
-    v = warpgroup_mma(P, smem.d_out.index(stage), sums.v, is_async=True)
-    dS = unpack(words_s, BQ, DTYPE, KL)
-    nope = warpgroup_mma(dS, smem.q.nope.index(stage), sums.nope, is_async=True)
-    rope = sums.rope
-    if DIMS.rope > 0:
+    v, nope, rope = sums
+    P = words_p
+    dS = words_s
+    if HOW.gradients != "k":
+        P = unpack(words_p, BQ, DTYPE, VL)
+        v = warpgroup_mma(P, smem.d_out.index(at), sums.v, is_async=True)
+    if HOW.gradients != "v":
+        dS = unpack(words_s, BQ, DTYPE, KL)
+        nope = warpgroup_mma(dS, smem.q.nope.index(stage), sums.nope, is_async=True)
+    if DIMS.rope > 0 and HOW.gradients != "v":
         RL: gl.constexpr = gl.DotOperandLayout(0, sums.rope.type.layout, 2)
         narrow = gl.convert_layout(dS, RL)
         rope = warpgroup_mma(narrow, smem.q.rope.index(stage), sums.rope, is_async=True)
@@ -239,25 +254,40 @@ def walk(  # noqa: PLR0913
     bars: KeyBarriers, HOW: How, DIMS: Columns.
     """
     BQ: gl.constexpr = smem.d_out.shape[1]
-    ST: gl.constexpr = smem.d_out.shape[0]
+    ST: gl.constexpr = smem.total.shape[0]
+    DST: gl.constexpr = smem.d_out.shape[0]
     DTYPE: gl.constexpr = smem.d_out.dtype
-    ADDED: gl.constexpr = 2 + (DIMS.rope > 0)
+    # Products in flight: one of dP^T, and of the sums.
+    MORE: gl.constexpr = HOW.gradients != "v"
+    ADDED: gl.constexpr = (HOW.gradients != "k") + MORE * (1 + (DIMS.rope > 0))
     v, nope, rope = sums
     for c in range(first, last):
         stage = it % ST
         before = (it + (ST - 1)) % ST
         mbarrier.wait(bars.q_ready.index(stage), (it // ST) & 1)
         S_next = issue_scores(smem, stage, WHO, SL, DIMS)
-        mbarrier.wait(bars.d_ready.index(stage), (it // ST) & 1)
-        dP_next = issue_weight_gradients(smem, stage, WHO, SL)
+        at = slot_of(it, stage, DST, ST)
+        at_before = slot_of(it + (DST - 1), before, DST, ST)
+        if MORE:
+            mbarrier.wait(bars.d_ready.index(at), (it // DST) & 1)
+            dP_next = issue_weight_gradients(smem, at, WHO, SL)
+        else:
+            mbarrier.wait(bars.d_ready.index(at_before), ((it - 1) // DST) & 1)
         added, P_left, dS_left = issue_sums(
-            words_p, words_s, Sums(v, nope, rope), smem, before, DIMS
+            words_p, words_s, Sums(v, nope, rope), smem, before, at_before, DIMS, HOW
         )
-        S = warpgroup_mma_wait(1 + ADDED, deps=(S_next,))
+        S = warpgroup_mma_wait(MORE + ADDED, deps=(S_next,))
         P = weights_of(S, smem, stage, limit - c * BQ, factor, MASKED, WHO, HOW)
-        dP = warpgroup_mma_wait(ADDED, deps=(dP_next,))
-        dS = score_gradients(P, dP, smem, stage)
-        if DIMS.rope > 0:
+        if MORE:
+            dP = warpgroup_mma_wait(ADDED, deps=(dP_next,))
+            dS = score_gradients(P, dP, smem, stage)
+        if HOW.gradients == "k":
+            mbarrier.arrive(bars.d_empty.index(at), count=1)
+        if HOW.gradients == "v":
+            v, P_left = warpgroup_mma_wait(0, deps=(added.v, P_left))
+        elif HOW.gradients == "k":
+            nope, rope, dS_left = warpgroup_mma_wait(0, deps=(added.nope, added.rope, dS_left))
+        elif DIMS.rope > 0:
             v, nope, rope, P_left, dS_left = warpgroup_mma_wait(
                 0, deps=(added.v, added.nope, added.rope, P_left, dS_left)
             )
@@ -266,9 +296,11 @@ def walk(  # noqa: PLR0913
                 0, deps=(added.v, added.nope, P_left, dS_left)
             )
         mbarrier.arrive(bars.q_empty.index(before), count=1)
-        mbarrier.arrive(bars.d_empty.index(before), count=1)
-        words_p = pack(P, BQ, DTYPE)
-        words_s = pack(dS, BQ, DTYPE)
+        if HOW.gradients != "k":
+            mbarrier.arrive(bars.d_empty.index(at_before), count=1)
+            words_p = pack(P, BQ, DTYPE)
+        if MORE:
+            words_s = pack(dS, BQ, DTYPE)
         it += 1
     return words_p, words_s, Sums(v, nope, rope), it
 
@@ -290,7 +322,8 @@ def consumer(
     smem: KeyMemory, bars: KeyBarriers, gradients: KeyGradients, HOW: How, DIMS: Columns.
     """
     BQ: gl.constexpr = smem.d_out.shape[1]
-    ST: gl.constexpr = smem.d_out.shape[0]
+    ST: gl.constexpr = smem.total.shape[0]
+    DST: gl.constexpr = smem.d_out.shape[0]
     DTYPE: gl.constexpr = smem.d_out.dtype
     SL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BQ, 16])
     VL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DIMS.v, 16])
@@ -311,12 +344,22 @@ def consumer(
         mbarrier.wait(bars.k_ready.index(WHO), turn & 1)
         mbarrier.wait(bars.q_ready.index(stage), (it // ST) & 1)
         S_next = issue_scores(smem, stage, WHO, SL, DIMS)
-        mbarrier.wait(bars.d_ready.index(stage), (it // ST) & 1)
-        dP_next = issue_weight_gradients(smem, stage, WHO, SL)
-        S, dP = warpgroup_mma_wait(0, deps=(S_next, dP_next))
-        P = weights_of(S, smem, stage, limit, factor, True, WHO, HOW)
-        words_p = pack(P, BQ, DTYPE)
-        words_s = pack(score_gradients(P, dP, smem, stage), BQ, DTYPE)
+        at = slot_of(it, stage, DST, ST)
+        if HOW.gradients != "v":
+            mbarrier.wait(bars.d_ready.index(at), (it // DST) & 1)
+        if HOW.gradients == "v":
+            S = warpgroup_mma_wait(0, deps=(S_next,))
+            P = weights_of(S, smem, stage, limit, factor, True, WHO, HOW)
+            words_p = pack(P, BQ, DTYPE)
+            words_s = words_p
+        else:
+            dP_next = issue_weight_gradients(smem, at, WHO, SL)
+            S, dP = warpgroup_mma_wait(0, deps=(S_next, dP_next))
+            if HOW.gradients == "k":
+                mbarrier.arrive(bars.d_empty.index(at), count=1)
+            P = weights_of(S, smem, stage, limit, factor, True, WHO, HOW)
+            words_p = pack(P, BQ, DTYPE)
+            words_s = pack(score_gradients(P, dP, smem, stage), BQ, DTYPE)
         it += 1
         v = gl.zeros([64, VALUE], gl.float32, VL)
         nope = gl.zeros([64, NOPE], gl.float32, NL)
@@ -362,13 +405,22 @@ def consumer(
         )
         mbarrier.arrive(bars.k_empty.index(WHO), count=1)
         before = (it + (ST - 1)) % ST
-        added, P_left, dS_left = issue_sums(words_p, words_s, sums, smem, before, DIMS)
+        at_before = slot_of(it + (DST - 1), before, DST, ST)
+        if HOW.gradients == "v":
+            mbarrier.wait(bars.d_ready.index(at_before), ((it - 1) // DST) & 1)
+        added, P_left, dS_left = issue_sums(
+            words_p, words_s, sums, smem, before, at_before, DIMS, HOW
+        )
         item = get_work_item(info, slot, WARPS)
         mbarrier.arrive(bars.t_empty.index(slot), count=1)
         turn += 1
         mbarrier.wait(bars.t_ready.index(turn & 1), (turn >> 1) & 1)
         blocks = get(info, turn & 1, BLOCKS, WARPS)
-        if DIMS.rope > 0:
+        if HOW.gradients == "v":
+            v, P_left = warpgroup_mma_wait(0, deps=(added.v, P_left))
+        elif HOW.gradients == "k":
+            nope, rope, dS_left = warpgroup_mma_wait(0, deps=(added.nope, added.rope, dS_left))
+        elif DIMS.rope > 0:
             v, nope, rope, P_left, dS_left = warpgroup_mma_wait(
                 0, deps=(added.v, added.nope, added.rope, P_left, dS_left)
             )
@@ -377,15 +429,23 @@ def consumer(
                 0, deps=(added.v, added.nope, P_left, dS_left)
             )
         mbarrier.arrive(bars.q_empty.index(before), count=1)
-        mbarrier.arrive(bars.d_empty.index(before), count=1)
+        if HOW.gradients != "k":
+            mbarrier.arrive(bars.d_empty.index(at_before), count=1)
         seen = item.length > 0
-        write_gradient(v, 1.0, seen, gradients.v, item, 0, WHO)
-        write_gradient(nope, scale, seen, gradients.k, item, 0, WHO)
-        if DIMS.rope > 0:
-            if HOW.rope == "shared":
-                write_part(rope, scale, seen, gradients.rope, item, WHO)
-            else:
-                write_gradient(rope, scale, seen, gradients.rope, item, 0, WHO)
+        if HOW.gradients != "k":
+            write_gradient(v, 1.0, seen, gradients.v, item, 0, WHO)
+        if HOW.gradients != "v":
+            write_gradient(nope, scale, seen, gradients.k, item, 0, WHO)
+            if DIMS.tail > 0:
+                TAIL: gl.constexpr = DIMS.tail
+                both = gl.permute(gl.reshape(rope, [64, ROPE // TAIL, TAIL]), (0, 2, 1))
+                tail, rope = gl.split(both)
+                write_gradient(tail, scale, seen, gradients.k, item, DIMS.nope, WHO)
+            if DIMS.rope > 0:
+                if HOW.rope == "shared":
+                    write_part(rope, scale, seen, gradients.rope, item, WHO)
+                else:
+                    write_gradient(rope, scale, seen, gradients.rope, item, 0, WHO)
 
 
 COUNTS = ["batch", "total_q", "total_k", "heads", "factor", "scale"]
@@ -404,6 +464,7 @@ def key_pass_kernel(  # noqa: PLR0913
     d_out_desc,
     statistics_desc,
     bits_desc,
+    k_tail_desc,
     d_k_ptr,
     d_v_ptr,
     d_rope_ptr,
@@ -424,6 +485,7 @@ def key_pass_kernel(  # noqa: PLR0913
     d_rope_stride_h,
     BQ: gl.constexpr,
     ST: gl.constexpr,
+    VST: gl.constexpr,
     DIMS: gl.constexpr,
     ROPE: gl.constexpr,
     CAUSAL: gl.constexpr,
@@ -431,12 +493,17 @@ def key_pass_kernel(  # noqa: PLR0913
     HG: gl.constexpr,
     REGISTERS: gl.constexpr,
     LAYOUTS: gl.constexpr,
+    GRADIENTS: gl.constexpr = "all",
 ):
     """DIMS: Columns, ROPE: Problem.rope, REGISTERS: Registers, LAYOUTS: TileLayouts. HG: heads of a
     group that shares L2. factor: |scale| in log2 units."""
     DTYPE: gl.constexpr = v_desc.dtype
     HOW: gl.constexpr = How(
-        is_causal=CAUSAL, sign=SIGN, rope=ROPE, has_key_mask=bits_desc is not None
+        is_causal=CAUSAL,
+        sign=SIGN,
+        rope=ROPE,
+        has_key_mask=bits_desc is not None,
+        gradients=GRADIENTS,
     )
     TILE: gl.constexpr = Tiling(
         own_rows=64 * NC, step_rows=BQ, by_keys=True, is_causal=CAUSAL, head_group=HG
@@ -453,7 +520,7 @@ def key_pass_kernel(  # noqa: PLR0913
     k_smem = parts_of_rows(NC, 64, DIMS, LAYOUTS, DTYPE)
     v_smem = gl.allocate_shared_memory(DTYPE, [NC, 64, DIMS.v], LAYOUTS.v)
     q_smem = parts_of_rows(ST, BQ, DIMS, LAYOUTS, DTYPE)
-    d_out_smem = gl.allocate_shared_memory(DTYPE, [ST, BQ, DIMS.v], LAYOUTS.v)
+    d_out_smem = gl.allocate_shared_memory(DTYPE, [VST, BQ, DIMS.v], LAYOUTS.v)
     total_smem = gl.allocate_shared_memory(gl.float32, [ST, BQ], LINEAR)
     delta_smem = gl.allocate_shared_memory(gl.float32, [ST, BQ], LINEAR)
     info = gl.allocate_shared_memory(gl.int32, [2 * FIELDS, 1], LINEAR)
@@ -462,8 +529,8 @@ def key_pass_kernel(  # noqa: PLR0913
         k_empty=barriers(NC, 1),
         q_ready=barriers(ST, 1),
         q_empty=barriers(ST, NC),
-        d_ready=barriers(ST, 1),
-        d_empty=barriers(ST, NC),
+        d_ready=barriers(VST, 1),
+        d_empty=barriers(VST, NC),
         t_ready=barriers(2, 1),
         t_empty=barriers(2, NC + 1),
         t_request=barriers(1, 1),
@@ -488,6 +555,7 @@ def key_pass_kernel(  # noqa: PLR0913
         statistics=statistics_desc,
         heads=heads,
         bits=bits_desc,
+        k_tail=k_tail_desc,
     )
     gradients = KeyGradients(
         k=Rows(d_k_ptr, d_k_stride_t, d_k_stride_h),

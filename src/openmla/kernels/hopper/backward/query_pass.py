@@ -70,6 +70,7 @@ from openmla.kernels.gluon.gradients.records import (
 from openmla.kernels.gluon.gradients.statistics import PLUS_INF, row_statistics
 from openmla.kernels.gluon.scores import opaque_zero, signed
 from openmla.kernels.hopper.backward.records import QueryBarriers
+from openmla.kernels.hopper.backward.rings import free_phase_of, slot_of
 from openmla.kernels.hopper.backward.scheduler import BLOCKS, get_work_item, scheduler
 from openmla.kernels.hopper.backward.store import write_gradient
 from openmla.kernels.hopper.dense.scheduler import FIELDS, get
@@ -101,7 +102,8 @@ def producer(info, sources, smem, bars, DIMS: gl.constexpr, HOW: gl.constexpr):
     sources: QuerySources, smem: QueryMemory, bars: QueryBarriers, DIMS: Columns, HOW: How.
     """
     BN: gl.constexpr = smem.v.shape[1]
-    ST: gl.constexpr = smem.v.shape[0]
+    ST: gl.constexpr = smem.k.nope.shape[0]
+    VST: gl.constexpr = smem.v.shape[0]
     BITS: gl.constexpr = NC * WGMMA_ROWS * BN // 8 if HOW.has_key_mask else 0  # bytes of a block
     turn = gl.program_id(0) * 0
     it = turn  # key blocks so far, over all work items
@@ -125,10 +127,11 @@ def producer(info, sources, smem, bars, DIMS: gl.constexpr, HOW: gl.constexpr):
                 load_bits(sources.bits, row // BN, column, ready, smem.bits, stage * NC, NC)
             if c == 0:
                 load_queries(sources, smem, bars, item, (turn & 1) ^ 1, DIMS)
-            mbarrier.wait(bars.v_empty.index(stage), phase)
-            ready = bars.v_ready.index(stage)
+            at = slot_of(it, stage, VST, ST)
+            mbarrier.wait(bars.v_empty.index(at), free_phase_of(it, phase, VST, ST))
+            ready = bars.v_ready.index(at)
             mbarrier.expect(ready, BN * DIMS.v * 2)
-            v = smem.v.index(stage)
+            v = smem.v.index(at)
             load_ragged(sources.v, item.start, item.length, row, item.head, ready, v)
             it += 1
         turn += 1
@@ -222,7 +225,8 @@ def walk(  # noqa: PLR0913
     rows: RowStatistics, smem: QueryMemory, bars: QueryBarriers, HOW: How, DIMS: Columns.
     """
     BN: gl.constexpr = smem.v.shape[1]
-    ST: gl.constexpr = smem.v.shape[0]
+    ST: gl.constexpr = smem.k.nope.shape[0]
+    VST: gl.constexpr = smem.v.shape[0]
     DTYPE: gl.constexpr = smem.v.dtype
     PARTS: gl.constexpr = 1 + (DIMS.rope > 0)
     d_nope, d_rope = d_q
@@ -231,14 +235,15 @@ def walk(  # noqa: PLR0913
         before = (it + (ST - 1)) % ST
         mbarrier.wait(bars.k_ready.index(stage), (it // ST) & 1)
         S_next = issue_scores(smem, stage, WHO, SL, DIMS)
-        mbarrier.wait(bars.v_ready.index(stage), (it // ST) & 1)
-        dP_next = issue_weight_gradients(smem, stage, WHO, SL)
+        at = slot_of(it, stage, VST, ST)
+        mbarrier.wait(bars.v_ready.index(at), (it // VST) & 1)
+        dP_next = issue_weight_gradients(smem, at, WHO, SL)
         next_q, dS = issue_query_gradients(words, Parts(d_nope, d_rope), smem, before, DIMS)
         S = warpgroup_mma_wait(1 + PARTS, deps=(S_next,))
         skip = (item.blocks - 1 - c) * BN
         P = weights_of(S, smem, stage, rows.total, factor, skip, item, MASKED, WHO, HOW)
         dP = warpgroup_mma_wait(PARTS, deps=(dP_next,))
-        mbarrier.arrive(bars.v_empty.index(stage), count=1)
+        mbarrier.arrive(bars.v_empty.index(at), count=1)
         gradients = P * (dP - rows.delta[:, None])
         if DIMS.rope > 0:
             d_nope, d_rope, dS = warpgroup_mma_wait(0, deps=(next_q.nope, next_q.rope, dS))
@@ -269,7 +274,8 @@ def consumer(
     smem: QueryMemory, bars: QueryBarriers, saved: Saved, stats: Statistics, d_q_rows: Rows.
     """
     BN: gl.constexpr = smem.v.shape[1]
-    ST: gl.constexpr = smem.v.shape[0]
+    ST: gl.constexpr = smem.k.nope.shape[0]
+    VST: gl.constexpr = smem.v.shape[0]
     DTYPE: gl.constexpr = smem.v.dtype
     SL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
     NL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DIMS.nope, 16])
@@ -288,11 +294,12 @@ def consumer(
         mbarrier.wait(bars.q_ready.index(WHO), turn & 1)
         mbarrier.wait(bars.k_ready.index(stage), (it // ST) & 1)
         S_next = issue_scores(smem, stage, WHO, SL, DIMS)
-        mbarrier.wait(bars.v_ready.index(stage), (it // ST) & 1)
-        dP_next = issue_weight_gradients(smem, stage, WHO, SL)
+        at = slot_of(it, stage, VST, ST)
+        mbarrier.wait(bars.v_ready.index(at), (it // VST) & 1)
+        dP_next = issue_weight_gradients(smem, at, WHO, SL)
         rows = row_statistics(item, saved, stats, DIMS.v, WHO, SL)
         S, dP = warpgroup_mma_wait(0, deps=(S_next, dP_next))
-        mbarrier.arrive(bars.v_empty.index(stage), count=1)
+        mbarrier.arrive(bars.v_empty.index(at), count=1)
         skip = (blocks - 1) * BN
         P = weights_of(S, smem, stage, rows.total, factor, skip, item, True, WHO, HOW)
         words = pack(P * (dP - rows.delta[:, None]), BN, DTYPE)
@@ -360,6 +367,7 @@ def query_pass_kernel(  # noqa: PLR0913
     k_rope_desc,
     v_desc,
     bits_desc,
+    k_tail_desc,
     out_ptr,
     d_out_ptr,
     lse_ptr,
@@ -390,6 +398,7 @@ def query_pass_kernel(  # noqa: PLR0913
     d_q_stride_h,
     BN: gl.constexpr,
     ST: gl.constexpr,
+    VST: gl.constexpr,
     DIMS: gl.constexpr,
     ROPE: gl.constexpr,
     CAUSAL: gl.constexpr,
@@ -418,7 +427,7 @@ def query_pass_kernel(  # noqa: PLR0913
     q_smem = parts_of_rows(NC, 64, DIMS, LAYOUTS, DTYPE)
     d_out_smem = gl.allocate_shared_memory(DTYPE, [NC, 64, DIMS.v], LAYOUTS.v)
     k_smem = parts_of_rows(ST, BN, DIMS, LAYOUTS, DTYPE)
-    v_smem = gl.allocate_shared_memory(DTYPE, [ST, BN, DIMS.v], LAYOUTS.v)
+    v_smem = gl.allocate_shared_memory(DTYPE, [VST, BN, DIMS.v], LAYOUTS.v)
     info = gl.allocate_shared_memory(
         gl.int32, [2 * FIELDS, 1], gl.SwizzledSharedLayout(1, 1, 1, order=[0])
     )
@@ -427,8 +436,8 @@ def query_pass_kernel(  # noqa: PLR0913
         q_empty=barriers(NC, 1),
         k_ready=barriers(ST, 1),
         k_empty=barriers(ST, NC),
-        v_ready=barriers(ST, 1),
-        v_empty=barriers(ST, NC),
+        v_ready=barriers(VST, 1),
+        v_empty=barriers(VST, NC),
         t_ready=barriers(2, 1),
         t_empty=barriers(2, NC + 1),
         t_request=barriers(1, 1),
@@ -443,6 +452,7 @@ def query_pass_kernel(  # noqa: PLR0913
         k=Parts(k_nope_desc, k_rope_desc),
         v=v_desc,
         bits=bits_desc,
+        k_tail=k_tail_desc,
     )
     saved = Saved(
         out=Rows(out_ptr, out_stride_t, out_stride_h),

@@ -11,11 +11,11 @@ import openmla.kernels.hopper as package
 from gluon_sim import Kind
 from kernels.gradients import CASES as KERNEL_CASES
 from kernels.gradients import RINGS, BackwardDefect
-from kernels.hopper.backward.simulated import HOPPER, MASKED
+from kernels.hopper.backward.simulated import HOPPER, MASKED, WIDE
 from kernels.mutants import NOTHING, assert_found, controls, load_mutant
 from openmla.kernels.hopper.backward import launch as launcher
 
-CASES = {**KERNEL_CASES, **MASKED, "rings": RINGS}
+CASES = {**KERNEL_CASES, **MASKED, **WIDE, "rings": RINGS}
 
 
 LOADS = [
@@ -306,6 +306,83 @@ BITS = [
         "key mask",
     ),
 ]
+TWO_TILES = [
+    BackwardDefect(
+        "columns of K's rope lie where those without rope do",
+        Kind.RACE,
+        "gradients.loads",
+        "rope = panel_of(rope, sources.k.rope, 1)",
+        "rope = panel_of(rope, sources.k.rope, 0)",
+        "192+64→256",
+    ),
+    BackwardDefect(
+        "columns of K before those with rope are its first ones",
+        None,
+        "backward.key_pass",
+        "load_rows(sources.k_tail, row, item.head, DIMS.nope, bar, tail)",
+        "load_rows(sources.k_tail, row, item.head, 0, bar, tail)",
+        "192+64→256",
+    ),
+    BackwardDefect(
+        "the other half of d_k's second tile is its rope's",
+        None,
+        "backward.key_pass",
+        "tail, rope = gl.split(both)",
+        "rope, tail = gl.split(both)",
+        "192+64→256",
+    ),
+    BackwardDefect(
+        "columns of d_k before the rope are written over its first ones",
+        Kind.RACE,
+        "backward.key_pass",
+        "write_gradient(tail, scale, seen, gradients.k, item, DIMS.nope, WHO)",
+        "write_gradient(tail, scale, seen, gradients.k, item, 0, WHO)",
+        "192+64→256",
+    ),
+    BackwardDefect(
+        "delta is of half of the columns",
+        None,
+        "gradients.statistics",
+        "products += gl.sum(out * d_out, 1)",
+        NOTHING,
+        "192+64→256",
+    ),
+    BackwardDefect(
+        "d_out is given back before d_v has it",
+        Kind.RACE,
+        "backward.key_pass",
+        'if HOW.gradients == "k":\n            mbarrier.arrive(bars.d_empty.index(at), count=1)',
+        'if HOW.gradients != "all":\n            mbarrier.arrive(bars.d_empty.index(at), count=1)',
+        "192+64→256, rings",
+        after="dS = score_gradients(P, dP, smem, stage)",
+    ),
+    BackwardDefect(
+        "d_v does not wait for d_out",
+        Kind.RACE,
+        "backward.key_pass",
+        "mbarrier.wait(bars.d_ready.index(at_before), ((it - 1) // DST) & 1)",
+        NOTHING,
+        "192+64→256, rings",
+        after="dP_next = issue_weight_gradients(smem, at, WHO, SL)",
+    ),
+    BackwardDefect(
+        "V is waited for in the phase of K",
+        Kind.RACE,
+        "backward.query_pass",
+        "mbarrier.wait(bars.v_ready.index(at), (it // VST) & 1)",
+        "mbarrier.wait(bars.v_ready.index(at), (it // ST) & 1)",
+        "192+64→256, rings",
+        after="S_next = issue_scores(smem, stage, WHO, SL, DIMS)",
+    ),
+    BackwardDefect(
+        "a ring of two slots is filled in the phases of one of three",
+        Kind.RACE,
+        "backward.rings",
+        "return ((it // SLOTS) & 1) ^ 1",
+        "return other",
+        "192+64→256, rings",
+    ),
+]
 STATISTICS = [
     BackwardDefect(
         "the sink is left out of the total",
@@ -371,7 +448,7 @@ RESULTS = [
         "write_gradient(rope, scale, narrow[:, None], d_q_rows, item, 0, WHO)",
     ),
 ]
-DEFECTS = LOADS + PRODUCTS + MASKS + BITS + STATISTICS + RESULTS
+DEFECTS = LOADS + PRODUCTS + MASKS + BITS + TWO_TILES + STATISTICS + RESULTS
 
 
 def test_their_names_differ() -> None:

@@ -70,7 +70,7 @@ class Step(NamedTuple):
 
     rows: tuple[Tensor, ...]
     """q, k_nope, k_rope and v"""
-    lens: tuple[int, ...]
+    cu: Tensor
     sink: Tensor | None = None
     key_mask: Tensor | None = None
     of_lse: bool = False
@@ -82,7 +82,7 @@ class Step(NamedTuple):
         sink = None if self.sink is None else self.sink.detach().requires_grad_()
         out, lse = openmla.mla_prefill(
             *given,
-            cu_seqlens_q=offsets(*self.lens),
+            cu_seqlens_q=self.cu,
             sink=sink,
             key_mask=self.key_mask,
             return_lse=True,
@@ -94,8 +94,8 @@ class Step(NamedTuple):
         """These requests alone, one after another."""
         key_mask = None if self.key_mask is None else pick(self.key_mask, spans)
         rows = tuple(pick(x, spans) for x in self.rows)
-        lens = tuple(span.stop - span.start for span in spans)
-        return self._replace(rows=rows, lens=lens, key_mask=key_mask)
+        cu = offsets(*(span.stop - span.start for span in spans))
+        return self._replace(rows=rows, cu=cu, key_mask=key_mask)
 
 
 class ListStep(NamedTuple):
@@ -141,9 +141,9 @@ VARIANTS = (
 LIST_VARIANTS = ("lists", "lists, sink", "lists, gradient of lse")
 
 
-def step(variant: str = "plain", lens: tuple[int, ...] = LENS) -> Step:
+def step(variant: str = "plain") -> Step:
     """A step of 8 heads whose rows, sink and mask are drawn."""
-    tokens, words = sum(lens), -(-max(lens) // 128) * 4
+    tokens, words = sum(LENS), -(-max(LENS) // 128) * 4
     torch.manual_seed(len(variant))
     rows = (
         normal(tokens, 8, 192),
@@ -154,7 +154,7 @@ def step(variant: str = "plain", lens: tuple[int, ...] = LENS) -> Step:
     mask = torch.randint(-(2**31), 2**31, (tokens, words), device=DEVICE).int()
     return Step(
         rows,
-        lens,
+        offsets(*LENS),
         normal(8).float() if "sink" in variant else None,
         mask if "mask" in variant else None,
         "lse" in variant,

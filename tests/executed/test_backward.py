@@ -49,6 +49,9 @@ OF_HOPPER = {
         replace(_ONE_HEAD, key_mask="few", causal=False, sink="mixed")
     ),
     "192+64->256": GradientCase(replace(_ONE_HEAD, d_nope=192, d_v=256)),
+    "192+64->256, key mask": GradientCase(
+        replace(_ONE_HEAD, d_nope=192, d_v=256, key_mask="half", k_lens=(290, 40))
+    ),
 }
 OF_CDNA4 = {
     "64+64->64": GradientCase(replace(_V3, heads=1, d_nope=64, d_v=64, q_lens=(3, 65))),

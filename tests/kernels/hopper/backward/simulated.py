@@ -27,6 +27,9 @@ WIDE = {
     "192+64→256, more queries than keys": GradientCase(
         replace(_WIDE, heads=1, q_lens=(200, 0, 3, 64), k_lens=(50, 10, 0, 64))
     ),
+    "192+64→256, key mask, rings": GradientCase(
+        replace(_WIDE, heads=1, key_mask="half", q_lens=(200, 130), k_lens=(300, 100))
+    ),
     "192+64→256, negative scale, strided": GradientCase(
         replace(_WIDE, heads=1, scale=-0.1, layout="aligned")
     ),

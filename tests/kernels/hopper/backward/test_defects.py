@@ -261,8 +261,8 @@ BITS = [
         "the words of a query are swapped",
         None,
         "gradients.seen_bits",
-        "(PAIR * rows) + word % PAIR",
-        "(PAIR * rows) + 1 - word % PAIR",
+        "(EACH * rows) + word % EACH",
+        "(EACH * rows) + 1 - word % EACH",
         "key mask",
     ),
     BackwardDefect(

@@ -12,7 +12,7 @@ from kernels.gradients import NARROW, on
 from openmla.kernels.gluon.gradients.seen_bits import SeenBits
 from openmla.lab.testing.gradients import GradientCase
 
-TILE, WORD, STEP = 128, 32, 64  # rows that a pass owns, bits of a word, keys of its step
+TILE, WORD = 128, 32  # rows that a pass owns, bits of a word
 LENGTHS = {
     "one": ((70,), (300,)),
     "several": ((70, 129, 0, 5), (300, 40, 64, 128)),
@@ -25,15 +25,16 @@ def bit(x: Tensor, line: int, word: int, place: int) -> int:
     return int(x[line, word]) >> place & 1
 
 
+@pytest.mark.parametrize("step", [64, 32])
 @pytest.mark.parametrize("name", LENGTHS)
-def test_every_bit_is_where_a_pass_looks_for_it(name: str) -> None:
+def test_every_bit_is_where_a_pass_looks_for_it(name: str, step: int) -> None:
     q_lens, k_lens = LENGTHS[name]
     case = replace(NARROW, q_lens=q_lens, k_lens=k_lens, key_mask="half", spare=2, causal=False)
     op = on(GradientCase(case)).operands
     assert op.key_mask is not None
     total_q, batch = op.q.shape[0], len(q_lens)
     rows = (total_q // TILE + batch + 1) * TILE
-    bits = SeenBits.allocate(op.key_mask, rows)
+    bits = SeenBits.allocate(op.key_mask, rows, step)
     with intercept(seed=1) as reports:
         bits.transposed(op).run()
     assert all(report.ok for report in reports)
@@ -44,8 +45,8 @@ def test_every_bit_is_where_a_pass_looks_for_it(name: str) -> None:
         for query in range(q_len):
             for key in range(k_len):
                 want = bit(op.key_mask, first + query, key // WORD, key % WORD)
-                column = 2 * (place + query) + key % STEP // WORD
-                assert bit(bits.by_query, key // STEP, column, key % WORD) == want
+                column = step // WORD * (place + query) + key % step // WORD
+                assert bit(bits.by_query, key // step, column, key % WORD) == want
                 line = (place + query) // WORD
                 column = (tiles - 1 - key // TILE) * TILE + key % TILE
                 assert bit(bits.by_key, line, column, query % WORD) == want
@@ -56,7 +57,7 @@ def test_queries_past_a_sequence_have_no_bits() -> None:
     case = replace(NARROW, q_lens=(3, 5), k_lens=(40, 40), key_mask="all", spare=0)
     op = on(GradientCase(case)).operands
     assert op.key_mask is not None
-    bits = SeenBits.allocate(op.key_mask, 4 * TILE)
+    bits = SeenBits.allocate(op.key_mask, 4 * TILE, 64)
     with intercept():
         bits.transposed(op).run()
     assert set(bits.by_key[0, :40].tolist()) == {0b111}

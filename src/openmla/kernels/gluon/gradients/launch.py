@@ -64,7 +64,7 @@ def calls(
     shared, d_out = _shared(plan, op), copyable(operands.seen_d_out())
     bits = None
     if op.key_mask is not None:
-        bits = SeenBits.allocate(op.key_mask, rows)
+        bits = SeenBits.allocate(op.key_mask, rows, config.BN)
         yield bits.transposed(op)
     yield _query_pass(passes, plan, operands, gradients, shared, d_out, statistics, part_sink, bits)
     if part_sink is not None and gradients.sink is not None:

@@ -6,7 +6,7 @@ to 16 bytes as bulk copies are:
 
 | for | lines | columns of a line | bit |
 |---|---|---|---|
-| the query pass: `by_query` | blocks of 64 keys of a sequence | two words of every query | key |
+| the query pass: `by_query` | blocks of keys of a sequence | its words of every query | key |
 | the key pass: `by_key` | blocks of 32 queries | a word of every key of the sequence | query |
 
 Queries lie where their statistics do (work_items.py), so lines and columns of a tile are its own.
@@ -35,29 +35,26 @@ from openmla.operands import DenseOperands
 WORD_BITS = 32
 TILE_ROWS = OWN_ROWS
 TILE_WORDS = TILE_ROWS // WORD_BITS
-QUERY_STEP_WORDS = 2  # of a block of 64 keys, the step of the query pass
 WARPS = gl.constexpr(4)
 OWN = gl.constexpr(TILE_ROWS)
 BITS = gl.constexpr(WORD_BITS)
 WORDS = gl.constexpr(TILE_WORDS)
-PAIR = gl.constexpr(QUERY_STEP_WORDS)
 
 
 class SeenBits(NamedTuple):
     """Both orders of a mask's bits, int32."""
 
     by_query: Tensor
-    """[blocks of keys, 2 x rows of statistics]"""
+    """[blocks of keys, words of one x rows of statistics]"""
     by_key: Tensor
     """[rows of statistics / 32, keys]"""
 
     @staticmethod
-    def allocate(key_mask: Tensor, rows: int) -> SeenBits:
-        """Uninitialized; rows: those of the statistics of a head."""
-        tiles = tiles_of_keys(key_mask)
-        lines = tiles * TILE_WORDS // QUERY_STEP_WORDS
+    def allocate(key_mask: Tensor, rows: int, step: int) -> SeenBits:
+        """Uninitialized; rows: those of the statistics of a head, step: keys of a block."""
+        tiles, each = tiles_of_keys(key_mask), step // WORD_BITS
         return SeenBits(
-            by_query=key_mask.new_empty(lines, QUERY_STEP_WORDS * rows),
+            by_query=key_mask.new_empty(tiles * TILE_WORDS // each, each * rows),
             by_key=key_mask.new_empty(rows // WORD_BITS, tiles * TILE_ROWS),
         )
 
@@ -65,7 +62,7 @@ class SeenBits(NamedTuple):
         """The launch that fills both."""
         mask = op.key_mask
         assert mask is not None
-        tiles, rows = tiles_of_keys(mask), self.by_query.shape[1] // QUERY_STEP_WORDS
+        tiles, rows = tiles_of_keys(mask), self.by_key.shape[0] * WORD_BITS
         arguments: dict[str, Any] = {
             "mask_ptr": mask,
             "by_query_ptr": self.by_query,
@@ -79,6 +76,7 @@ class SeenBits(NamedTuple):
             "total_q": op.q.shape[0],
             "total_k": op.k_nope.shape[0],
             "rows": rows,
+            "STEP": self.by_query.shape[1] // rows * WORD_BITS,
             "num_warps": WARPS.value,
         }
         return Call(seen_bits_kernel, rows // TILE_ROWS * tiles, arguments)
@@ -94,19 +92,20 @@ VECTORS = ["mask_ptr", "cu_q_ptr", "cu_k_ptr"]
 
 
 @gluon.jit
-def write_by_query(mask_ptr, mask_stride, words, item, base, rows, first):
-    """128 queries x words first … first + 3, two words of a query side by side in each line.
+def write_by_query(mask_ptr, mask_stride, words, item, base, rows, first, STEP: gl.constexpr):
+    """128 queries x words first … first + 3: in each line, the words of STEP keys side by side.
 
     item: WorkItem, base: by_query, rows: of the statistics.
     """
+    EACH: gl.constexpr = STEP // BITS
     L: gl.constexpr = gl.BlockedLayout([1, WORDS], [32, 1], [WARPS, 1], [1, 0])
     row = gl.arange(0, OWN, gl.SliceLayout(1, L))
     word = first + gl.arange(0, WORDS, gl.SliceLayout(0, L))
     line = mask_ptr + (item.token + row).to(gl.int64) * mask_stride
     here = (row < item.rows)[:, None] & (word < words)[None, :]
     bits = gl.load(line[:, None] + word[None, :], mask=here, other=0)
-    target = base + (word // PAIR).to(gl.int64) * (PAIR * rows) + word % PAIR
-    column = (item.place + row) * PAIR
+    target = base + (word // EACH).to(gl.int64) * (EACH * rows) + word % EACH
+    column = (item.place + row) * EACH
     exists = item.blocks > 0
     gl.store(target[None, :] + column[:, None], bits, mask=(row < OWN)[:, None] & exists)
 
@@ -139,7 +138,7 @@ def write_by_key(mask_ptr, mask_stride, words, item, base, columns, number):
 
 
 @gluon.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=VECTORS)
-def seen_bits_kernel(
+def seen_bits_kernel(  # noqa: PLR0913
     mask_ptr,
     by_query_ptr,
     by_key_ptr,
@@ -152,8 +151,10 @@ def seen_bits_kernel(
     total_q,
     total_k,
     rows,
+    STEP: gl.constexpr,
 ):
-    """Programs: tiles of queries x tiles of keys. rows: of the statistics of a head."""
+    """Programs: tiles of queries x tiles of keys. rows: of the statistics of a head, STEP: keys of
+    a block of the query pass."""
     sequences = Sequences(
         cu_seqlens_q=cu_q_ptr,
         cu_seqlens_k=cu_k_ptr,
@@ -163,13 +164,13 @@ def seen_bits_kernel(
         heads=1,
     )
     TILE: gl.constexpr = Tiling(
-        own_rows=OWN, step_rows=BITS * PAIR, by_keys=False, is_causal=False, head_group=1
+        own_rows=OWN, step_rows=STEP, by_keys=False, is_causal=False, head_group=1
     )
     x = gl.program_id(0)
     number = x % tiles_of_keys
     item = find_work_item(x // tiles_of_keys, sequences, TILE, WARPS)
     stride = mask_stride.to(gl.int64)
     first = number * WORDS
-    write_by_query(mask_ptr, stride, words, item, by_query_ptr, rows.to(gl.int64), first)
+    write_by_query(mask_ptr, stride, words, item, by_query_ptr, rows.to(gl.int64), first, STEP)
     columns = tiles_of_keys.to(gl.int64) * OWN
     write_by_key(mask_ptr, stride, words, item, by_key_ptr, columns, number)

@@ -191,10 +191,6 @@ WIDE_WHOLE: Limit[BackwardProblem] = Limit(
     lambda p: (p.d_nope, p.d_rope, p.d_v) == (192, 64, 256) or (p.d_nope != 192 and p.d_v != 256),
     lambda p: "192 columns of K without rope, or 256 of V, are served as 192 + 64 -> 256",
 )
-WIDE_UNMASKED: Limit[BackwardProblem] = Limit(
-    lambda p: p.d_nope != 192 or not p.has_key_mask,
-    lambda p: "key_mask with 192 + 64 -> 256 columns: no shared memory is left for its bits",
-)
 SERVED: Mapping[Field, Allowed] = {
     **EVERY_BACKWARD,
     "d_nope": OneOf(64, 128, 192),
@@ -203,7 +199,7 @@ SERVED: Mapping[Field, Allowed] = {
 }
 HOPPER_BACKWARD = Kernel(
     name="backward",
-    serves=Serves(SERVED, (ONE_DELTA, WIDE_WHOLE, WIDE_UNMASKED)),
+    serves=Serves(SERVED, (ONE_DELTA, WIDE_WHOLE)),
     config=HopperBackwardConfig,
     choose=_choose,
     block=_block,

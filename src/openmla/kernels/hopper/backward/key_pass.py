@@ -14,8 +14,8 @@ persistent and fetch work items (gluon/gradients/work_items.py) from an atomic c
 | k_ready | 2 | TMA bytes of one consumer's K and V (1) | that consumer |
 | k_empty | 2 | that consumer, after the last scores of a work item (1) | producer |
 | q_ready | ST | TMA bytes of Q with rope, of totals and deltas, of bits (1) | consumers |
-| d_ready | ST | TMA bytes of d_out (1) | consumers |
-| q_empty, d_empty | ST | both consumers, after the last product with Q, with d_out (2) | producer |
+| d_ready | VST | TMA bytes of d_out (1) | consumers |
+| q_empty, d_empty | ST, VST | both consumers, after the last product with Q, d_out (2) | producer |
 | t_ready, t_empty, t_request | 2, 2, 1 | as in query_pass.py | |
 
 | shared memory | bytes (128 + 64 -> 128, BQ 32, ST 3) |
@@ -36,6 +36,11 @@ makes weights of 0. Rows of K and V past a sequence stay in rows that are not st
 nobody sees are written as +0, whatever they hold.
 
 With a key mask, the bits of a block come with its Q: ST x 2 x 64 words, 1536 bytes more.
+
+192 + 64 -> 256 columns: d_k and d_v would take 256 registers of a thread, so the pass is launched
+twice, for d_v without dP^T, and for d_k (GRADIENTS). K, Q and d_k are two tiles of 128 columns, as
+in query_pass.py. The ring of d_out has VST = 2 slots: d_k needs it for dP^T alone; d_v needs it
+with the block after, and does not wait for it before.
 """
 
 from triton.experimental import gluon
@@ -496,7 +501,8 @@ def key_pass_kernel(  # noqa: PLR0913
     GRADIENTS: gl.constexpr = "all",
 ):
     """DIMS: Columns, ROPE: Problem.rope, REGISTERS: Registers, LAYOUTS: TileLayouts. HG: heads of a
-    group that shares L2. factor: |scale| in log2 units."""
+    group that shares L2. factor: |scale| in log2 units. ST, VST: slots of the rings of Q, of d_out.
+    GRADIENTS: How.gradients."""
     DTYPE: gl.constexpr = v_desc.dtype
     HOW: gl.constexpr = How(
         is_causal=CAUSAL,

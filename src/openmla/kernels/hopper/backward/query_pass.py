@@ -13,8 +13,8 @@ persistent and fetch work items (gluon/gradients/work_items.py) from an atomic c
 |---|---|---|---|
 | q_ready | 2 | TMA bytes of one consumer's Q and d_out (1) | that consumer |
 | q_empty | 2 | that consumer, after the last scores of a work item (1) | producer |
-| k_ready, v_ready | ST | TMA bytes of K with rope and bits, of V (1) | consumers |
-| k_empty, v_empty | ST | both consumers, after dS K, after dP (2) | producer |
+| k_ready, v_ready | ST, VST | TMA bytes of K with rope and bits, of V (1) | consumers |
+| k_empty, v_empty | ST, VST | both consumers, after dS K, after dP (2) | producer |
 | t_ready | 2 | scheduler: a work item is described in `info` (1) | producer, consumers |
 | t_empty | 2 | producer and consumers have read it (3) | scheduler |
 | t_request | 1 | producer, two key blocks before the end of a work item (1) | scheduler |
@@ -38,6 +38,10 @@ NaN. Rows of Q past a sequence stay in rows that are not stored.
 
 With a key mask, the bits of a block come with its K: ST x 2 x 64 x 2 words, 3072 bytes more. No
 block is without a mask then, and none is skipped.
+
+192 + 64 -> 256 columns: Q and K are two tiles of 128, the second of which begins with the last 64
+columns without rope. Q and d_out take 131072 bytes, so BN is 32, and the ring of V has VST = 2
+slots: V of a block is needed until dP, K until the block after.
 """
 
 from triton.experimental import gluon

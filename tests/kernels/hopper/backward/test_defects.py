@@ -375,6 +375,22 @@ TWO_TILES = [
         after="S_next = issue_scores(smem, stage, WHO, SL, DIMS)",
     ),
     BackwardDefect(
+        "V is overwritten while it is read",
+        Kind.RACE,
+        "backward.query_pass",
+        "mbarrier.wait(bars.v_empty.index(at), free_phase_of(it, phase, VST, ST))",
+        NOTHING,
+        "192+64→256, rings",
+    ),
+    BackwardDefect(
+        "d_out is overwritten while it is read",
+        Kind.RACE,
+        "backward.key_pass",
+        "mbarrier.wait(bars.d_empty.index(at), free_phase_of(it, phase, DST, ST))",
+        NOTHING,
+        "192+64→256, rings",
+    ),
+    BackwardDefect(
         "a ring of two slots is filled in the phases of one of three",
         Kind.RACE,
         "backward.rings",

@@ -255,12 +255,3 @@ def test_the_selection_stays_inside_its_tensors(kind: str) -> None:
             for call in selection.calls(selection.plan_of(op, got), op, got):
                 call.run()
         assert [str(report) for report in reports if not report.ok] == []
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("numbers", [0, 1, 9])
-def test_any_number_of_numbers_becomes_wild(numbers: int, kind: str) -> None:
-    """A drawn call may have no lists, and tests/gpu/memcheck.py ended on one."""
-    x = torch.arange(numbers, dtype=torch.int32)
-    make_wild(x, kind, random.Random(1))
-    assert x.dtype == torch.int32 and len(x) == numbers

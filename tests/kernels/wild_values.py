@@ -37,8 +37,7 @@ def make_wild(x: Tensor, kind: str, rng: random.Random) -> None:
         x.copy_(x.flip(-1))
     else:
         drawn = torch.tensor(rng.choices(EXTREMES, k=x.numel()), dtype=x.dtype).view(x.shape)
-        half = [rng.random() < 0.5 for _ in range(x.numel())]
-        kept = torch.tensor(half, dtype=torch.bool).view(x.shape)  # of no numbers it is fp32
+        kept = torch.tensor([rng.random() < 0.5 for _ in range(x.numel())]).view(x.shape)
         x.copy_(torch.where(kept, x.cpu(), drawn) if kind == "something" else drawn)
 
 

@@ -8,6 +8,8 @@ kernel adds with atomics; torch runs it through scaled_dot_product_attention, ov
 concatenated before (not timed). "layer" is what a model does with cuDNN: concatenate the keys,
 attend, split their gradient and sum it over heads. "deterministic" is torch where it may only use
 deterministic algorithms. Every contestant is timed in turn, with caches flushed before it.
+"wide" has the widths of GLM-5, keys of 192 + 64 columns and values of 256, beside the portable
+kernels and what torch chooses.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ from openmla.operands import DenseOperands, Weights
 
 NOPE, ROPE, VALUES = 128, 64, 128
 SCALE = (NOPE + ROPE) ** -0.5
+WIDE = 192, 64, 256
+WIDE_SHAPES = {"1x4096 h64": (1, 4096, 64), "4x2048 h16": (4, 2048, 16)}
 SHAPES = {
     "1x4096 h128": (1, 4096, 128),
     "1x8192 h128": (1, 8192, 128),
@@ -43,6 +47,7 @@ SHAPES = {
 # Five products of the keys' and values' widths, as everybody counts a backward: the two that a
 # deterministic one repeats are not counted.
 FLOPS = 2 * (3 * (NOPE + ROPE) + 2 * VALUES)
+WIDE_FLOPS = 2 * (3 * 256 + 2 * 256)
 LAUNCHES = {"hopper": hopper.calls, "portable": portable.calls}
 FLUSHED = 256 << 20
 PEERS = ("cudnn", "layer", "deterministic", "portable")
@@ -53,16 +58,20 @@ def normal(*shape: int) -> Tensor:
     return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
 
 
-def operands(batch: int, length: int, heads: int) -> tuple[DenseOperands, Tensor]:
+def operands(
+    batch: int, length: int, heads: int, widths: tuple[int, int, int] = (NOPE, ROPE, VALUES)
+) -> tuple[DenseOperands, Tensor]:
     """A call, and the gradient of its output. K and V are parts of one projection."""
+    nope, rope, values = widths
     torch.manual_seed(0)
     tokens = batch * length
     offsets = torch.arange(0, tokens + 1, length, device="cuda", dtype=torch.int32)
-    kv = normal(tokens, heads, NOPE + VALUES)
-    q, k_rope = normal(tokens, heads, NOPE + ROPE), normal(tokens, ROPE)
-    k, v = kv[..., :NOPE], kv[..., NOPE:]
-    op = DenseOperands(q, k, k_rope, v, offsets, offsets, True, Weights(SCALE, None))
-    return op, normal(tokens, heads, VALUES)
+    kv = normal(tokens, heads, nope + values)
+    q, k_rope = normal(tokens, heads, nope + rope), normal(tokens, rope)
+    k, v = kv[..., :nope], kv[..., nope:]
+    weights = Weights((nope + rope) ** -0.5, None)
+    op = DenseOperands(q, k, k_rope, v, offsets, offsets, True, weights)
+    return op, normal(tokens, heads, values)
 
 
 def attend(op: DenseOperands) -> tuple[Tensor, Tensor]:
@@ -72,7 +81,7 @@ def attend(op: DenseOperands) -> tuple[Tensor, Tensor]:
         op.k_rope,
         op.v,
         cu_seqlens_q=op.cu_seqlens_q,
-        scale=SCALE,
+        scale=op.weights.scale,
         causal=True,
         return_lse=True,
     )
@@ -105,14 +114,21 @@ def expanded(op: DenseOperands, batch: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, backend: SDPBackend | None) -> Tensor:
+    scale = q.shape[-1] ** -0.5
     with sdpa_kernel(backend) if backend else nullcontext():
-        return functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=SCALE)
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
 
 
-def cudnn(op: DenseOperands, d_out: Tensor, batch: int) -> Callable[[], tuple[Tensor, ...]]:
-    """cuDNN's backward alone: gradients of Q, K and V of every head."""
+def cudnn(
+    op: DenseOperands,
+    d_out: Tensor,
+    batch: int,
+    backend: SDPBackend | None = SDPBackend.CUDNN_ATTENTION,
+) -> Callable[[], tuple[Tensor, ...]]:
+    """cuDNN's backward alone, or that of what torch chooses: gradients of Q, K and V of every
+    head."""
     leaves = [x.detach().contiguous().requires_grad_() for x in expanded(op, batch)]
-    out = sdpa(*leaves, SDPBackend.CUDNN_ATTENTION)
+    out = sdpa(*leaves, backend)
     d_heads = d_out.unflatten(0, (batch, -1)).transpose(1, 2).contiguous()
     return lambda: torch.autograd.grad(out, leaves, d_heads, retain_graph=True)
 
@@ -196,9 +212,55 @@ def times(name: str, rounds: int) -> Iterator[dict[str, Any]]:
     }
 
 
+def wide(name: str, rounds: int) -> Iterator[dict[str, Any]]:
+    batch, length, heads = WIDE_SHAPES[name]
+    op, d_out = operands(batch, length, heads, WIDE)
+    saved = attend(op)
+    ours, gradients = launches(op, d_out, saved, "hopper")
+    plain, theirs = launches(op, d_out, saved, "portable")
+    contestants: dict[str, Callable[[], object]] = {
+        "openmla": lambda: [call.run() for call in ours],
+        "portable": lambda: [call.run() for call in plain],
+        "torch": cudnn(op, d_out, batch, None),
+    }
+    for function in contestants.values():
+        function()
+    found = {n: x.clone() for n, x in gradients.tensors().items()}
+    contestants["openmla"]()
+    same = all(torch.equal(x, gradients.tensors()[n]) for n, x in found.items())
+    far = {
+        n: float(
+            f"{float((x.float() - theirs.tensors()[n].float()).norm() / x.float().norm()):.3g}"
+        )
+        for n, x in found.items()
+    }
+    timer = Timer()
+    taken = {n: [] for n in contestants}
+    for _ in range(rounds):
+        for n, function in contestants.items():
+            taken[n].append(timer(function))
+    ms = {n: round(median(t), 4) for n, t in taken.items()}
+    flops = WIDE_FLOPS * heads * batch * length * (length + 1) // 2
+    yield {
+        "shape": name,
+        "ms": ms,
+        "fastest_ms": {n: round(min(t), 4) for n, t in taken.items()},
+        "tflops": {n: round(flops / t / 1e9) for n, t in ms.items()},
+        "over": {n: round(t / ms["openmla"], 3) for n, t in ms.items() if n != "openmla"},
+        "stages_ms": [
+            [call.kernel.__name__, round(min(timer(call.run) for _ in range(3)), 3)]
+            for call in ours
+        ],
+        "same_bits": same,
+        "from_portable": far,
+    }
+
+
 def line(result: dict[str, Any]) -> str:
     if "compiled" in result:
         return f"compiled {result['compiled']}"
+    if "same_bits" in result:
+        return "  ".join(f"{name}: {value}" for name, value in result.items())
     ratios = f"over the others {result['over']}, dq differs by {result['dq_from_cudnn']}"
     return f"{result['shape']:12} {result['tflops']} TFLOP/s, {ratios}"
 
@@ -207,5 +269,6 @@ if __name__ == "__main__":
     sections = {
         "compile": Section(compiled, 120, tuple(LAUNCHES), side_by_side=True),
         "times": Section(times, 90, tuple(SHAPES)),
+        "wide": Section(wide, 90, tuple(WIDE_SHAPES)),
     }
     run(__file__, sections, line)

@@ -1,5 +1,5 @@
-"""Tables of docs/training.md: speed of the sparse backward, from a result file, and the portable
-kernels' tiles, from their plans."""
+"""Tables of docs/training.md: speed of the sparse backward and of selections in both forms, from
+result files, and the portable kernels' tiles, from their plans."""
 
 from __future__ import annotations
 
@@ -38,6 +38,21 @@ def sparse_backward() -> str:
     return "\n".join([*lines, "", found.source])
 
 
+def selection_backward() -> str:
+    """The dense form with a mask beside that without one, the portable kernels and lists."""
+    found = newest("selection-backward-h200", "times")
+    others = {"no mask": "no mask", "lists": "lists", "portable mask": "portable"}
+    lines = ["| tokens | heads | `key_mask`, ms | " + " | ".join(others.values()) + " |"]
+    lines.append("|---" * (3 + len(others)) + "|")
+    for row in found.rows:
+        tokens, heads = row["shape"].split(" h")
+        over = (row["over"].get(name) for name in others)
+        cells = " | ".join("" if ratio is None else f"{ratio:.2f}" for ratio in over)
+        lines.append(f"| {tokens} | {heads} | {row['ms']['mask']:.1f} | {cells} |")
+    told = "Times of the others over that with the mask: above 1 they are slower."
+    return "\n".join([*lines, "", told, found.source])
+
+
 V3 = Problem(form="dense", heads=128, d_nope=128, d_rope=64, d_v=128, total_q=4096, total_k=4096)
 LISTS = replace(V3, form="sparse", d_nope=512, d_v=512, topk=2048, causal=False)
 CALLS: dict[str, AnyProblem] = {
@@ -66,6 +81,7 @@ def regions() -> dict[tuple[str, str], str]:
     """What stands in the page."""
     return {
         ("docs/training.md", "sparse backward"): sparse_backward(),
+        ("docs/training.md", "selection backward"): selection_backward(),
         ("docs/training.md", "portable tiles"): portable_tiles(),
     }
 

@@ -44,10 +44,10 @@ def test_hopper_keeps_what_it_serves(triton: tuple[int, int], more: dict[str, bo
 
 @pytest.mark.parametrize("triton", TRITONS, ids=str)
 @pytest.mark.parametrize("more", [{}, {"has_sink": True}, {"has_d_lse": True}], ids=str)
-def test_gradients_under_a_key_mask_are_portable(
+def test_gradients_under_a_key_mask_are_hoppers_too(
     triton: tuple[int, int], more: dict[str, bool]
 ) -> None:
-    assert served(V3, triton, has_key_mask=True, **more) == "portable"
+    assert served(V3, triton, has_key_mask=True, **more) == "hopper"
     masked = replace(V3, has_key_mask=True)
     assert cached_plan(masked, H200, "auto", triton).backend == "hopper"  # their forward pass
 
@@ -61,14 +61,16 @@ def test_a_sink_beside_a_gradient_of_lse_is_portable(
 
 
 def test_plans_say_why() -> None:
-    masked = openmla.plan(BackwardProblem.of(replace(V3, has_key_mask=True)), "h200")
-    assert masked.passed_over == ("hopper: has_key_mask True: not served",)
+    windowed = openmla.plan(BackwardProblem.of(replace(V3, window=100)), "h200")
+    assert windowed.passed_over == ("hopper: window 100: not served",)
     both = openmla.plan(BackwardProblem.of(replace(V3, has_sink=True), True), "h200")
     assert "a sink beside a gradient of lse" in both.passed_over[0]
 
 
 @pytest.mark.parametrize(
-    "more", [{"has_key_mask": True}, {"has_sink": True, "has_d_lse": True}], ids=str
+    "more",
+    [{"has_key_mask": True, "window": 30}, {"has_sink": True, "has_d_lse": True}],
+    ids=str,
 )
 def test_what_is_launched_reads_what_the_call_has(more: dict[str, Any]) -> None:
     problem = backward_of(V3, **more)
@@ -88,12 +90,21 @@ def test_what_is_launched_reads_what_the_call_has(more: dict[str, Any]) -> None:
             assert present == wanted
 
 
-def test_a_named_hopper_refuses_a_mask_before_the_forward_pass(
+def test_hopper_writes_the_bits_of_a_mask_first() -> None:
+    problem = backward_of(V3, has_key_mask=True)
+    operands, gradients = operands_of(problem)
+    launched = list(calls(openmla.plan(problem, "h200"), operands, gradients))
+    names = [call.kernel.__name__ for call in launched]
+    assert names[:3] == ["seen_bits_kernel", "query_pass_kernel", "key_pass_kernel"]
+    assert all(call.arguments["bits_desc"] is not None for call in launched[1:3])
+
+
+def test_a_named_hopper_refuses_a_window_before_the_forward_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(ops, "device_target", lambda device: H200)
     here = torch.device("cpu")
-    masked = BackwardProblem.of(replace(V3, has_key_mask=True))
-    assert ops.backend_of(masked, here, "auto") == "auto"
-    with pytest.raises(Unsupported, match="has_key_mask True: not served"):
-        ops.backend_of(masked, here, "hopper")
+    windowed = BackwardProblem.of(replace(V3, window=100))
+    assert ops.backend_of(windowed, here, "auto") == "auto"
+    with pytest.raises(Unsupported, match="window 100: not served"):
+        ops.backend_of(windowed, here, "hopper")

@@ -199,20 +199,6 @@ HARMLESS: tuple[Harmless, ...] = (
         "A program more finds no work item, and ends.",
     ),
     Harmless(
-        "kernels/hopper/backward/query_pass.py",
-        "producer",
-        "mbarrier.wait(bars.v_empty.index(stage), phase)",
-        "pass",
-        "K of the same stage is given back after V, and the producer has waited for it.",
-    ),
-    Harmless(
-        "kernels/hopper/backward/key_pass.py",
-        "producer",
-        "mbarrier.wait(bars.d_empty.index(stage), phase)",
-        "pass",
-        "Q of the same stage is given back together with d_out, and the producer has waited for it.",
-    ),
-    Harmless(
         "kernels/blackwell/dense/multiply.py",
         "score",
         "mbarrier.wait(bars.q_wide.index(half), 0, pred=j == first)",

@@ -42,6 +42,17 @@ DENSE = {
     "128+0": GradientCase(replace(_V3, d_rope=0, rope="none", heads=1)),
 }
 _ONE_HEAD = replace(_V3, heads=1)
+OF_HOPPER = {
+    "key mask, 64+32->64": GradientCase(replace(_NARROW, key_mask="half")),
+    "key mask, 128+64->128": GradientCase(replace(_V3, key_mask="half", k_lens=(290, 40))),
+    "few bits, full, sinks": GradientCase(
+        replace(_ONE_HEAD, key_mask="few", causal=False, sink="mixed")
+    ),
+    "192+64->256": GradientCase(replace(_ONE_HEAD, d_nope=192, d_v=256)),
+    "192+64->256, key mask": GradientCase(
+        replace(_ONE_HEAD, d_nope=192, d_v=256, key_mask="half", k_lens=(290, 40))
+    ),
+}
 OF_CDNA4 = {
     "64+64->64": GradientCase(replace(_V3, heads=1, d_nope=64, d_v=64, q_lens=(3, 65))),
     "128+64->128": GradientCase(_V3),
@@ -138,6 +149,12 @@ def test_cdna4(name: str) -> None:
 @pytest.mark.parametrize("name", DENSE)
 def test_dense(name: str, passes: dense.Passes) -> None:
     check_dense(passes, DENSE[name], len(SCHEDULES))
+
+
+@pytest.mark.executed
+@pytest.mark.parametrize("name", OF_HOPPER)
+def test_hoppers_own(name: str) -> None:
+    check_dense(HOPPER, OF_HOPPER[name], len(SCHEDULES))
 
 
 @pytest.mark.executed

@@ -49,6 +49,12 @@ KINDS = {
     "hopper gradient of lse": Kind("hopper", _V3, d_lse=True),
     "hopper rope per head": Kind("hopper", replace(_V3, rope="per_head")),
     "hopper sink, gradient of lse": Kind("hopper", replace(_V3, sink="normal"), d_lse=True),
+    "hopper key mask": Kind("hopper", replace(_V3, key_mask="half")),
+    "hopper key mask, sink": Kind("hopper", replace(_V3, key_mask="half", sink="mixed")),
+    "hopper few bits, gradient of lse": Kind(
+        "hopper", replace(_V3, key_mask="few", causal=False), d_lse=True
+    ),
+    "hopper 192 + 64": Kind("hopper", replace(_V3, d_nope=192, d_v=256)),
     "portable key mask": Kind("portable", replace(_V3, key_mask="half")),
     "portable few bits, sink": Kind(
         "portable", replace(_V3, key_mask="few", sink="normal", causal=False)

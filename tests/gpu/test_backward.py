@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -23,7 +25,7 @@ from openmla.lab.testing.row_gradients import (
 )
 
 pytestmark = on_gpu
-REPEATS = 1000
+REPEATS = int(os.environ.get("OPENMLA_GPU_REPEATS", "1000"))
 V3 = Case("dense", 4, 128, 64, 128, q_lens=(300, 41, 1), k_lens=(300, 90, 1))
 
 
@@ -63,52 +65,180 @@ def test_memory_that_is_not_addressed_reaches_no_gradient(seed: int) -> None:
         assert all(torch.equal(found[name], clean[name]) for name in clean), background
 
 
-def step(*tensors: Tensor, cu: Tensor) -> tuple[Tensor, ...]:
-    """Gradients of one call, for all of its tensors."""
-    given = [x.detach().requires_grad_() for x in tensors]
-    out = openmla.mla_prefill(*given, cu_seqlens_q=cu)
-    return torch.autograd.grad(out.float().square().sum(), given)
+class Step(NamedTuple):
+    """A dense call and its backward pass."""
+
+    rows: tuple[Tensor, ...]
+    """q, k_nope, k_rope and v"""
+    cu: Tensor
+    sink: Tensor | None = None
+    key_mask: Tensor | None = None
+    of_lse: bool = False
+    """Whether a gradient of lse comes back too."""
+
+    def gradients(self) -> tuple[Tensor, ...]:
+        """Those of all rows, then that of the sink."""
+        given = [x.detach().requires_grad_() for x in self.rows]
+        sink = None if self.sink is None else self.sink.detach().requires_grad_()
+        out, lse = openmla.mla_prefill(
+            *given,
+            cu_seqlens_q=self.cu,
+            sink=sink,
+            key_mask=self.key_mask,
+            return_lse=True,
+        )
+        loss = out.float().square().sum() + (lse.sum() if self.of_lse else 0.0)
+        return torch.autograd.grad(loss, given if sink is None else [*given, sink])
+
+    def of_requests(self, *spans: slice) -> Step:
+        """These requests alone, one after another."""
+        key_mask = None if self.key_mask is None else pick(self.key_mask, spans)
+        rows = tuple(pick(x, spans) for x in self.rows)
+        cu = offsets(*(span.stop - span.start for span in spans))
+        return self._replace(rows=rows, cu=cu, key_mask=key_mask)
 
 
-def prompts(tokens: int = 1000) -> tuple[Tensor, ...]:
-    return (
+class ListStep(NamedTuple):
+    """A call over lists and its backward pass, by Hopper's own kernels."""
+
+    q: Tensor
+    kv: Tensor
+    indices: Tensor
+    sink: Tensor | None = None
+    of_lse: bool = False
+
+    def gradients(self) -> tuple[Tensor, ...]:
+        """Those of q, of the rows, then that of the sink."""
+        given = [x.detach().requires_grad_() for x in (self.q, self.kv, self.sink) if x is not None]
+        out, lse = openmla.mla_prefill_sparse(
+            given[0],
+            given[1],
+            self.indices,
+            scale=0.05,
+            sink=None if self.sink is None else given[2],
+            return_lse=True,
+            backend="hopper",
+        )
+        loss = out.float().square().sum() + (lse.sum() if self.of_lse else 0.0)
+        return torch.autograd.grad(loss, given)
+
+
+def pick(x: Tensor, spans: Sequence[slice]) -> Tensor:
+    return torch.cat([x[span] for span in spans])
+
+
+LENS = (500, 120, 380)
+SPANS = (slice(0, 500), slice(500, 620), slice(620, 1000))
+VARIANTS = (
+    "plain",
+    "sink",
+    "gradient of lse",
+    "sink, gradient of lse",
+    "key mask",
+    "key mask, sink",
+    "key mask, gradient of lse",
+)
+LIST_VARIANTS = ("lists", "lists, sink", "lists, gradient of lse")
+
+
+def step(variant: str = "plain") -> Step:
+    """A step of 8 heads whose rows, sink and mask are drawn."""
+    tokens, words = sum(LENS), -(-max(LENS) // 128) * 4
+    torch.manual_seed(len(variant))
+    rows = (
         normal(tokens, 8, 192),
         normal(tokens, 8, 128),
         normal(tokens, 64),
         normal(tokens, 8, 128),
     )
+    mask = torch.randint(-(2**31), 2**31, (tokens, words), device=DEVICE).int()
+    return Step(
+        rows,
+        offsets(*LENS),
+        normal(8).float() if "sink" in variant else None,
+        mask if "mask" in variant else None,
+        "lse" in variant,
+    )
 
 
-def test_repeats_and_streams_have_equal_bits() -> None:
-    tensors, cu = prompts(), offsets(700, 300)
-    first = step(*tensors, cu=cu)
+def list_step(variant: str = "lists") -> ListStep:
+    """150 queries of 64 heads, each with 256 of 700 rows."""
+    torch.manual_seed(len(variant))
+    indices = torch.randint(-1, 700, (150, 256), device=DEVICE, dtype=torch.int32)
+    sink = normal(64).float() if "sink" in variant else None
+    return ListStep(normal(150, 64, 576), normal(700, 576), indices, sink, "lse" in variant)
+
+
+def any_step(variant: str) -> Step | ListStep:
+    return list_step(variant) if variant in LIST_VARIANTS else step(variant)
+
+
+def equal(got: Sequence[Tensor], want: Sequence[Tensor]) -> bool:
+    """Bit for bit, signs of zeros too."""
+    integer = {2: torch.int16, 4: torch.int32}
+    pairs = zip(got, want, strict=True)
+    return all(torch.equal(*(x.view(integer[x.element_size()]) for x in p)) for p in pairs)
+
+
+@pytest.mark.parametrize("variant", (*VARIANTS, *LIST_VARIANTS))
+def test_repeats_and_streams_have_equal_bits(variant: str) -> None:
+    of = any_step(variant)
+    first = of.gradients()
     streams = [torch.cuda.Stream() for _ in range(2)]
-    for i in range(REPEATS):
-        with torch.cuda.stream(streams[i % 2]):
-            again = step(*tensors, cu=cu)
+    torch.cuda.synchronize()
+    for i in range(0, REPEATS, 2):
+        found = []
+        for stream in streams:  # side by side
+            with torch.cuda.stream(stream):
+                found.append(of.gradients())
         torch.cuda.synchronize()
-        assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True)), i
+        assert all(equal(again, first) for again in found), i
 
 
-def test_a_request_has_the_gradients_that_it_has_alone() -> None:
-    tensors = prompts()
-    together = step(*tensors, cu=offsets(700, 300))
-    alone = step(*(x[700:] for x in tensors), cu=offsets(300))
-    assert all(torch.equal(x[700:], y) for x, y in zip(together, alone, strict=True))
+@pytest.mark.parametrize("variant", (*VARIANTS, *LIST_VARIANTS))
+def test_a_captured_step_replays(variant: str) -> None:
+    of = any_step(variant)
+    want = of.gradients()
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        of.gradients()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=stream):
+        got = of.gradients()
+    for i in range(REPEATS // 10):
+        graph.replay()
+        torch.cuda.synchronize()
+        assert equal(got, want), i
 
 
-def test_permuted_requests_have_permuted_gradients() -> None:
-    tensors = prompts()
-    spans = [slice(0, 500), slice(500, 620), slice(620, 1000)]
-    first = step(*tensors, cu=offsets(500, 120, 380))
-    moved = [torch.cat([x[spans[i]] for i in (2, 0, 1)]) for x in tensors]
-    got = step(*moved, cu=offsets(380, 500, 120))
-    want = [torch.cat([x[spans[i]] for i in (2, 0, 1)]) for x in first]
-    assert all(torch.equal(x, y) for x, y in zip(got, want, strict=True))
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_permuted_requests_have_permuted_gradients(variant: str) -> None:
+    """All but d_sink, which is a sum over all of them."""
+    of, order = step(variant), [SPANS[i] for i in (2, 0, 1)]
+    first, got = of.gradients(), of.of_requests(*order).gradients()
+    assert equal(got[:4], [pick(x, order) for x in first[:4]])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_request_has_the_gradients_that_it_has_alone(variant: str) -> None:
+    of = step(variant)
+    first = of.gradients()
+    for span in SPANS:
+        assert equal(of.of_requests(span).gradients()[:4], [x[span] for x in first[:4]])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_other_neighbors_change_no_gradient(variant: str) -> None:
+    of = step(variant)
+    first = of.gradients()
+    for x in of.rows:
+        x[SPANS[0]], x[SPANS[2]] = x[SPANS[0]].flip(0) * 3, -x[SPANS[2]]
+    got = of.gradients()
+    assert equal([x[SPANS[1]] for x in got[:4]], [x[SPANS[1]] for x in first[:4]])
 
 
 def test_forward_bits_are_those_without_gradients() -> None:
-    tensors, cu = prompts(), offsets(700, 300)
+    tensors, cu = step().rows, offsets(*LENS)
     out, lse = openmla.mla_prefill(*tensors, cu_seqlens_q=cu, return_lse=True)
     tracked = [x.detach().requires_grad_() for x in tensors]
     got, got_lse = openmla.mla_prefill(*tracked, cu_seqlens_q=cu, return_lse=True)
@@ -116,33 +246,47 @@ def test_forward_bits_are_those_without_gradients() -> None:
     assert torch.equal(out, openmla.mla_prefill(*tensors, cu_seqlens_q=cu))
 
 
-def test_a_captured_step_replays() -> None:
-    tensors, cu = prompts(), offsets(700, 300)
-    want = step(*tensors, cu=cu)
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        step(*tensors, cu=cu)
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph, stream=stream):
-        got = step(*tensors, cu=cu)
-    for _ in range(3):
-        graph.replay()
-        torch.cuda.synchronize()
-        assert all(torch.equal(x, y) for x, y in zip(got, want, strict=True))
-
-
 def test_a_compiled_step_has_the_same_gradients() -> None:
-    tensors, cu = prompts(), offsets(700, 300)
-    want = step(*tensors, cu=cu)
+    of = step()
     torch._dynamo.reset()
     compiled: Any = torch.compile(openmla.mla_prefill, fullgraph=True)
-    given = [x.detach().requires_grad_() for x in tensors]
-    out = compiled(*given, cu_seqlens_q=cu)
+    given = [x.detach().requires_grad_() for x in of.rows]
+    out = compiled(*given, cu_seqlens_q=offsets(*LENS))
     got = torch.autograd.grad(out.float().square().sum(), given)
-    assert all(torch.equal(x, y) for x, y in zip(got, want, strict=True))
+    assert equal(got, of.gradients())
 
 
 LISTS = Case("sparse", 16, 512, 64, 512, q_lens=(60,), k_lens=(700,), topk=200, scale=0.05)
+
+
+@pytest.mark.parametrize("rope", ["shared", "per_head"])
+@pytest.mark.parametrize("extra", ["none", "sink", "gradient of lse"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_wide_columns_of_hoppers_own(rope: str, extra: str, causal: bool) -> None:
+    lens = {"q_lens": (300, 41, 1, 129), "k_lens": (300, 90, 1, 700)}
+    case = replace(V3, d_nope=192, d_v=256, rope=rope, causal=causal, spare=3, **lens)
+    case = replace(case, sink="mixed" if extra == "sink" else "none")
+    built = build_gradients(
+        GradientCase(case, d_lse=extra == "gradient of lse"), Memory(DEVICE, "nan")
+    )
+    found = built.run("hopper")
+    for verdict in judge_twice(built, found.gradients, found.saved):
+        assert verdict.ok, verdict.report()
+
+
+@pytest.mark.parametrize("key_mask", ["half", "few"])
+@pytest.mark.parametrize("extra", ["none", "sink", "gradient of lse"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_key_masks_of_hoppers_own(key_mask: str, extra: str, causal: bool) -> None:
+    lens = {"q_lens": (300, 41, 1, 129), "k_lens": (300, 90, 1, 700)}
+    case = replace(V3, key_mask=key_mask, sink="mixed" if extra == "sink" else "none", **lens)
+    case = replace(case, causal=causal, spare=3)
+    built = build_gradients(
+        GradientCase(case, d_lse=extra == "gradient of lse"), Memory(DEVICE, "nan")
+    )
+    found = built.run("hopper")
+    for verdict in judge_twice(built, found.gradients, found.saved):
+        assert verdict.ok, verdict.report()
 
 
 @pytest.mark.parametrize("heads", [16, 128])
@@ -198,43 +342,8 @@ def test_lists_of_hoppers_own(heads: int, extra: str, kind: str) -> None:
         assert verdict.ok, verdict.report()
 
 
-def row_step(q: Tensor, kv: Tensor, indices: Tensor) -> tuple[Tensor, ...]:
-    """Gradients of one sparse call by Hopper's own kernels."""
-    given = q.detach().requires_grad_(), kv.detach().requires_grad_()
-    out = openmla.mla_prefill_sparse(*given, indices, scale=0.05, backend="hopper")
-    return torch.autograd.grad(out.float().square().sum(), given)
-
-
-def many_lists() -> tuple[Tensor, Tensor, Tensor]:
-    indices = torch.randint(-1, 700, (150, 256), device=DEVICE, dtype=torch.int32)
-    return normal(150, 64, 576), normal(700, 576), indices
-
-
-def test_hoppers_lists_have_equal_bits_on_two_streams_and_for_queries_elsewhere() -> None:
-    q, kv, indices = many_lists()
-    first = row_step(q, kv, indices)
-    streams = [torch.cuda.Stream() for _ in range(2)]
-    torch.cuda.synchronize()
-    for i in range(REPEATS):
-        with torch.cuda.stream(streams[i % 2]):
-            again = row_step(q, kv, indices)
-        torch.cuda.synchronize()
-        assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True)), i
+def test_queries_elsewhere_have_their_gradients_over_lists() -> None:
+    of = list_step()
     order = torch.randperm(150, device=DEVICE)
-    moved = row_step(q[order], kv, indices[order])
-    assert torch.equal(moved[0], first[0][order])
-
-
-def test_a_captured_step_over_lists_replays() -> None:
-    tensors = many_lists()
-    want = row_step(*tensors)
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        row_step(*tensors)
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph, stream=stream):
-        got = row_step(*tensors)
-    for _ in range(3):
-        graph.replay()
-        torch.cuda.synchronize()
-        assert all(torch.equal(x, y) for x, y in zip(got, want, strict=True))
+    moved = of._replace(q=of.q[order], indices=of.indices[order])
+    assert equal(moved.gradients()[:1], [of.gradients()[0][order]])

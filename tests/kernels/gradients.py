@@ -186,6 +186,7 @@ class Passes:
                 v=op.v[keys],
                 cu_seqlens_q=torch.tensor([0, rows.stop - rows.start], dtype=torch.int32),
                 cu_seqlens_k=torch.tensor([0, keys.stop - keys.start], dtype=torch.int32),
+                key_mask=None if op.key_mask is None else op.key_mask[rows],
             )
             apart = replace(
                 built, built=replace(built.built, operands=single), d_out=built.d_out[rows]

@@ -78,6 +78,12 @@ def words(x: Tensor, rows: int) -> Any:
     return TensorDescriptor(x, list(x.shape), list(x.stride()), [rows, 4], layout)
 
 
+def lines(x: Tensor, columns: int) -> Any:
+    """Boxes of so many 4-byte numbers of a line of x [lines, columns]."""
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, columns], layout)
+
+
 def _strides(x: Tensor) -> list[int]:
     """Strides; where there is one head only, its stride may be anything and is never used."""
     strides = list(x.stride())

@@ -125,6 +125,8 @@ class Bounds(NamedTuple):
     """Standard deviation of <error, exact>, in units of one rounding error."""
     carriers: float = float("inf")
     """How many different numbers the terms are made of, where that is few."""
+    parts: Tensor | float = 0.0
+    """Sums of absolute parts that may be rounded before they are added; norms do not allow it."""
 
 
 @dataclass(frozen=True)
@@ -402,7 +404,7 @@ class _Judgement:
         b, u = self.bounds, self.rule.u
         roundings = 1 if self.name == "d_v" else 1 + (not self.saved or u < 2**-12)
         terms = (b.terms[:, None, None] + b.exact.shape[2]) * EPS32
-        bound = u * b.exact.abs() + (roundings * u + terms) * b.magnitude + b.slack
+        bound = u * (b.exact.abs() + b.parts) + (roundings * u + terms) * b.magnitude + b.slack
         share = self.error / (bound + self.rule.floor)
         if float(share.max()) > 1:
             self._blame("beyond the componentwise bound", share > 1, share)

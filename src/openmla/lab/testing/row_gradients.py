@@ -3,6 +3,8 @@
 The rule is that of dense gradients (compare_gradients.py). A row is key and value of every head, so
 the bound of its gradient is the sum of the bounds of d_k and d_v, over the heads: roundings of
 different entries and heads are independent, but those of an entry that a list has twice are not.
+What an entry gives to its row, over 64 heads at a time, may be rounded before the row adds these
+parts; where a row has one, that is its own rounding.
 
 >>> built = build_row_gradients(random_row_gradient_case(2))
 >>> outcome = built.run()
@@ -144,6 +146,10 @@ def judge_rows_twice(
     return judge_row_gradients(built, got), judge_row_gradients(built, got, saved)
 
 
+PART_HEADS = 64
+"""Heads of an entry whose sum may be rounded."""
+
+
 class _Seen(NamedTuple):
     """What the sums of an account need of the operands."""
 
@@ -175,6 +181,8 @@ class RowAccount(Account):
             torch.zeros(heads, **make) for _ in range(3)
         )
         self.weights: list[Tensor] = []
+        self.parts = torch.zeros(op.rows, columns, **make)
+        self.number = torch.zeros(op.rows, **make)
         for row in sparse_reference.rows(op, d_out, d_lse, saved):
             self._add(row)
 
@@ -194,6 +202,7 @@ class RowAccount(Account):
             slack=sums["slack"],
             terms=self.terms["k"] * 2 * self.op.q.shape[1],
             spread=self.variance["rows"] ** 0.5,
+            parts=torch.where(self.number[:, None] > 1, self.parts, 0.0)[:, None],
         )
         return {"q": self._of("q", exact.q, self.terms["q"], "q"), "rows": rows}
 
@@ -204,6 +213,19 @@ class RowAccount(Account):
         times = (row.keys[:, None] == row.keys).sum(0).double()
         alike = times if name == "deviation" else torch.ones_like(times)
         super()._add_to(name, row, s * alike, k, q, p * alike, d_out)
+
+    def _add(self, row: Row) -> None:
+        """What each entry gives to its row, too."""
+        super()._add(row)
+        for first in range(0, len(row.q), PART_HEADS):
+            heads = slice(first, first + PART_HEADS)
+            part = torch.einsum("hn,hd->nd", row.d_scores[heads], row.q[heads])
+            part = part * self.op.weights.scale
+            part[:, : self.op.v.shape[2]] += torch.einsum(
+                "hn,hv->nv", row.p[heads], row.d_out[heads]
+            )
+            self.parts.index_add_(0, row.keys, part.abs())
+            self.number.index_add_(0, row.keys, torch.ones_like(row.keys, dtype=torch.float64))
 
     def _add_variance(self, row: Row, eta: Tensor) -> None:
         """What roundings of dS, of D and of P in this row do to <error, exact>."""

@@ -11,11 +11,11 @@ import openmla.kernels.hopper as package
 from gluon_sim import Kind
 from kernels.gradients import CASES as KERNEL_CASES
 from kernels.gradients import RINGS, BackwardDefect
-from kernels.hopper.backward.simulated import HOPPER
+from kernels.hopper.backward.simulated import HOPPER, MASKED, WIDE
 from kernels.mutants import NOTHING, assert_found, controls, load_mutant
 from openmla.kernels.hopper.backward import launch as launcher
 
-CASES = {**KERNEL_CASES, "rings": RINGS}
+CASES = {**KERNEL_CASES, **MASKED, **WIDE, "rings": RINGS}
 
 
 LOADS = [
@@ -55,8 +55,8 @@ LOADS = [
         "bytes of statistics are not expected",
         Kind.BYTES,
         "gradients.loads",
-        "mbarrier.expect(barrier, BQ * ((DIMS.nope + DIMS.rope) * 2 + 8))",
-        "mbarrier.expect(barrier, BQ * ((DIMS.nope + DIMS.rope) * 2 + 4))",
+        "mbarrier.expect(barrier, BQ * ((DIMS.nope + DIMS.rope) * 2 + 8) + MORE)",
+        "mbarrier.expect(barrier, BQ * ((DIMS.nope + DIMS.rope) * 2 + 4) + MORE)",
     ),
     BackwardDefect(
         "the rope row of another head",
@@ -192,6 +192,213 @@ MASKS = [
         "limit = limit - gl.arange(0, 4, TL)[None, None, :, None]",
     ),
 ]
+BITS = [
+    BackwardDefect(
+        "bytes of the query pass's bits are not expected",
+        Kind.BYTES,
+        "backward.query_pass",
+        "BITS: gl.constexpr = NC * WGMMA_ROWS * BN // 8 if HOW.has_key_mask else 0",
+        "BITS: gl.constexpr = WGMMA_ROWS * BN // 8 if HOW.has_key_mask else 0",
+        "key mask",
+    ),
+    BackwardDefect(
+        "bits of the query pass are of the block after",
+        None,
+        "backward.query_pass",
+        "load_bits(sources.bits, row // BN, column, ready, smem.bits, stage * NC, NC)",
+        "load_bits(sources.bits, row // BN + 1, column, ready, smem.bits, stage * NC, NC)",
+        "key mask",
+    ),
+    BackwardDefect(
+        "bits of the query pass are of the sequence's first tile",
+        None,
+        "backward.query_pass",
+        "column = item.place * (BN // 32)",
+        "column = (item.place // 256 * 256) * (BN // 32)",
+        "key mask, rings",
+    ),
+    BackwardDefect(
+        "the second consumer has the bits of the first",
+        None,
+        "backward.query_pass",
+        "load_words(smem.bits.index(stage * NC + WHO), S)",
+        "load_words(smem.bits.index(stage * NC), S)",
+        "key mask",
+    ),
+    BackwardDefect(
+        "bits of the key pass are in the order of keys",
+        None,
+        "backward.key_pass",
+        "column = (item.rows - 1) // OWN * OWN",
+        "column = 256 - (item.rows - 1) // OWN * OWN",
+        "key mask",
+    ),
+    BackwardDefect(
+        "bits of the key pass are of the sequence's first queries",
+        None,
+        "backward.key_pass",
+        "line = (item.place + row) // BQ",
+        "line = item.place // BQ",
+        "key mask",
+    ),
+    BackwardDefect(
+        "bits of the key pass are not used in blocks without a causal mask",
+        None,
+        "backward.key_pass",
+        "if HOW.has_key_mask:\n        S = keep_bits",
+        "if HOW.has_key_mask and MASKED:\n        S = keep_bits",
+        "key mask, rings",
+    ),
+    BackwardDefect(
+        "bits of a block are those of another stage",
+        Kind.RACE,
+        "backward.key_pass",
+        "load_words(smem.bits.index(stage * NC + WHO), S)",
+        "load_words(smem.bits.index((stage * NC + NC + WHO) % (3 * NC)), S)",
+        "key mask, rings",
+    ),
+    BackwardDefect(
+        "the words of a query are swapped",
+        None,
+        "gradients.seen_bits",
+        "(EACH * rows) + word % EACH",
+        "(EACH * rows) + 1 - word % EACH",
+        "key mask",
+    ),
+    BackwardDefect(
+        "bits of queries past the sequence are written",
+        None,
+        "gradients.seen_bits",
+        "here = (row < item.rows) & (word < words) & exists",
+        "here = (row < item.rows - 1) & (word < words) & exists",
+        "key mask",
+    ),
+    BackwardDefect(
+        "words past the mask are read",
+        Kind.BOUNDS,
+        "gradients.seen_bits",
+        "here = (row < item.rows)[:, None] & (word < words)[None, :]",
+        "here = (row < item.rows)[:, None]",
+        "key mask",
+    ),
+    BackwardDefect(
+        "a tile of keys that does not exist is written",
+        Kind.BOUNDS,
+        "gradients.seen_bits",
+        "exists = (item.blocks > 0) & (tile >= 0)",
+        "exists = item.blocks > 0",
+        "key mask",
+    ),
+    BackwardDefect(
+        "bits of queries are in the opposite order",
+        None,
+        "gradients.seen_bits",
+        "(bits & 1) << query[:, :, None]",
+        "(bits & 1) << (31 - query[:, :, None])",
+        "key mask",
+    ),
+    BackwardDefect(
+        "tiles of queries of all sequences begin where the first one's do",
+        None,
+        "gradients.seen_bits",
+        "target = base + (item.place // BITS + of_block)",
+        "target = base + (item.place // 256 * 8 + of_block)",
+        "key mask",
+    ),
+]
+TWO_TILES = [
+    BackwardDefect(
+        "columns of K's rope lie where those without rope do",
+        Kind.RACE,
+        "gradients.loads",
+        "rope = panel_of(rope, sources.k.rope, 1)",
+        "rope = panel_of(rope, sources.k.rope, 0)",
+        "192+64→256",
+    ),
+    BackwardDefect(
+        "columns of K before those with rope are its first ones",
+        None,
+        "backward.key_pass",
+        "load_rows(sources.k_tail, row, item.head, DIMS.nope, bar, tail)",
+        "load_rows(sources.k_tail, row, item.head, 0, bar, tail)",
+        "192+64→256",
+    ),
+    BackwardDefect(
+        "the other half of d_k's second tile is its rope's",
+        None,
+        "backward.key_pass",
+        "tail, rope = gl.split(both)",
+        "rope, tail = gl.split(both)",
+        "192+64→256",
+    ),
+    BackwardDefect(
+        "columns of d_k before the rope are written over its first ones",
+        Kind.OUTPUT,
+        "backward.key_pass",
+        "write_gradient(tail, scale, seen, gradients.k, item, DIMS.nope, WHO)",
+        "write_gradient(tail, scale, seen, gradients.k, item, 0, WHO)",
+        "192+64→256",
+    ),
+    BackwardDefect(
+        "delta is of half of the columns",
+        None,
+        "gradients.statistics",
+        "products += gl.sum(out * d_out, 1)",
+        NOTHING,
+        "192+64→256",
+    ),
+    BackwardDefect(
+        "d_out is given back before d_v has it",
+        Kind.RACE,
+        "backward.key_pass",
+        'if HOW.gradients == "k":\n            mbarrier.arrive(bars.d_empty.index(at), count=1)',
+        'if HOW.gradients != "all":\n            mbarrier.arrive(bars.d_empty.index(at), count=1)',
+        "192+64→256, rings",
+        after="dS = score_gradients(P, dP, smem, stage)",
+    ),
+    BackwardDefect(
+        "d_v does not wait for d_out",
+        Kind.RACE,
+        "backward.key_pass",
+        "mbarrier.wait(bars.d_ready.index(at_before), ((it - 1) // DST) & 1)",
+        NOTHING,
+        "192+64→256, rings",
+        after="dP_next = issue_weight_gradients(smem, at, WHO, SL)",
+    ),
+    BackwardDefect(
+        "V is waited for in the phase of K",
+        Kind.RACE,
+        "backward.query_pass",
+        "mbarrier.wait(bars.v_ready.index(at), (it // VST) & 1)",
+        "mbarrier.wait(bars.v_ready.index(at), (it // ST) & 1)",
+        "192+64→256, rings",
+        after="S_next = issue_scores(smem, stage, WHO, SL, DIMS)",
+    ),
+    BackwardDefect(
+        "V is overwritten while it is read",
+        Kind.RACE,
+        "backward.query_pass",
+        "mbarrier.wait(bars.v_empty.index(at), free_phase_of(it, phase, VST, ST))",
+        NOTHING,
+        "192+64→256, rings",
+    ),
+    BackwardDefect(
+        "d_out is overwritten while it is read",
+        Kind.RACE,
+        "backward.key_pass",
+        "mbarrier.wait(bars.d_empty.index(at), free_phase_of(it, phase, DST, ST))",
+        NOTHING,
+        "192+64→256, rings",
+    ),
+    BackwardDefect(
+        "a ring of two slots is filled in the phases of one of three",
+        Kind.RACE,
+        "backward.rings",
+        "return ((it // SLOTS) & 1) ^ 1",
+        "return other",
+        "192+64→256, rings",
+    ),
+]
 STATISTICS = [
     BackwardDefect(
         "the sink is left out of the total",
@@ -257,7 +464,7 @@ RESULTS = [
         "write_gradient(rope, scale, narrow[:, None], d_q_rows, item, 0, WHO)",
     ),
 ]
-DEFECTS = LOADS + PRODUCTS + MASKS + STATISTICS + RESULTS
+DEFECTS = LOADS + PRODUCTS + MASKS + BITS + TWO_TILES + STATISTICS + RESULTS
 
 
 def test_their_names_differ() -> None:

@@ -7,16 +7,20 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gluon_sim import Kind, Limits, intercept
 from kernels.gradients import CASES, NARROW, forward, on, same_bits
-from kernels.hopper.backward.simulated import HOPPER
-from openmla.backward.operands import Wanted
+from kernels.hopper.backward.simulated import HOPPER, MASKED, WIDE
+from kernels.wild_values import KINDS, with_wild_values
+from openmla.backward.operands import Gradients, Wanted
 from openmla.kernels.hopper.backward import launch
 from openmla.lab.testing.gradients import GradientCase
 
+EVERY_CASE = {**CASES, **MASKED, **WIDE}
 
-@pytest.mark.parametrize("name", CASES)
+
+@pytest.mark.parametrize("name", EVERY_CASE)
 def test_right_clean_and_deaf_to_poison(name: str) -> None:
-    HOPPER.assert_right_clean_and_deaf_to_poison(CASES[name])
+    HOPPER.assert_right_clean_and_deaf_to_poison(EVERY_CASE[name])
 
 
 FAR = GradientCase(
@@ -32,14 +36,16 @@ def test_far_rows_have_the_same_gradients(axis: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["early", "late", "random", "unfair"])
-@pytest.mark.parametrize("name", ["causal", "full", "edges", "40 sequences"])
+@pytest.mark.parametrize(
+    "name", ["causal", "full", "edges", "40 sequences", "key mask, rings", "192+64→256, rings"]
+)
 def test_every_schedule_is_clean_and_has_the_same_bits(name: str, schedule: str) -> None:
-    HOPPER.assert_same_bits_in_every_schedule(CASES[name], schedule)
+    HOPPER.assert_same_bits_in_every_schedule(EVERY_CASE[name], schedule)
 
 
-@pytest.mark.parametrize("name", ["causal", "edges", "rope per head"])
+@pytest.mark.parametrize("name", ["causal", "edges", "rope per head", "key mask", "192+64→256"])
 def test_a_sequence_has_the_gradients_that_it_has_alone(name: str) -> None:
-    HOPPER.assert_same_bits_alone(CASES[name])
+    HOPPER.assert_same_bits_alone(EVERY_CASE[name])
 
 
 @pytest.mark.parametrize(
@@ -86,5 +92,33 @@ def test_a_gradient_that_no_bulk_copy_can_read_is_copied(step: tuple[int, int, i
     assert all(report.ok for report in reports) and same_bits(got, want)
 
 
-def test_nan_that_comes_back_to_a_row_without_keys_reaches_no_gradient() -> None:
-    HOPPER.assert_blind_rows_are_not_read(CASES["more queries than keys"])
+@pytest.mark.parametrize("name", ["more queries than keys", "few bits, full, gradient of lse"])
+def test_nan_that_comes_back_to_a_row_without_keys_reaches_no_gradient(name: str) -> None:
+    HOPPER.assert_blind_rows_are_not_read(EVERY_CASE[name])
+
+
+@pytest.mark.parametrize("name", ["causal", "edges, full, sink", "more queries than keys"])
+def test_a_mask_of_all_bits_changes_no_bit(name: str) -> None:
+    case = CASES[name]
+    built, masked = on(case), on(replace(case, case=replace(case.case, key_mask="all")))
+    saved = forward(built)
+    want, _ = HOPPER.run(built, saved)
+    op = replace(built.operands, key_mask=masked.operands.key_mask)
+    got, _ = HOPPER.run(replace(built, built=replace(built.built, operands=op)), saved)
+    assert same_bits(got, want)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_masks_of_wild_sequences_stay_inside_their_tensors(kind: str) -> None:
+    for seed in range(2):
+        built = on(MASKED["key mask"])
+        saved = forward(built)
+        with_wild_values(built.built, kind, seed)
+        op = built.backward(saved)
+        gradients = Gradients.allocate(op.forward)
+        # Tiles of sequences that overlap are written by several programs.
+        options = {"ignore": (Kind.RACE,), "limits": Limits(steps=200_000), "seed": seed}
+        with intercept(**options) as reports:
+            for call in launch.calls(HOPPER.plan_of(built, saved), op, gradients):
+                call.run()
+        assert [str(report) for report in reports if not report.ok] == []

@@ -38,6 +38,7 @@ NARROW = Case(
     scale=0.1,
     spare=2,
 )
+SMALL = replace(NARROW, d_nope=512, d_v=512, q_lens=(1,), scale=0.05, spare=0)
 CASES: dict[str, GradientCase] = {
     "lists": GradientCase(NARROW),
     "512+64": GradientCase(replace(NARROW, d_nope=512, d_v=512, q_lens=(2,), scale=0.05)),
@@ -54,6 +55,25 @@ CASES: dict[str, GradientCase] = {
     "scale 0": GradientCase(replace(NARROW, scale=0.0)),
     "peaky": GradientCase(replace(NARROW, values="peaky")),
     "one entry": GradientCase(replace(NARROW, topk=1)),
+    # Drawn on an H200. Gradients of lse alone count, and are as large as the sum of their absolute
+    # terms: a row is off by the rounding of every score's gradient, of every part and of itself.
+    "small gradients, duplicates": GradientCase(
+        replace(SMALL, heads=1, k_lens=(300,), topk=200, seed=11), "small", d_lse=True
+    ),
+    "small gradients, two blocks of heads": GradientCase(
+        replace(
+            SMALL,
+            heads=128,
+            k_lens=(100,),
+            topk=63,
+            index_kind="duplicates",
+            values="peaky",
+            spare=3,
+            seed=55,
+        ),
+        "small",
+        d_lse=True,
+    ),
 }
 V32 = BackwardProblem.of(
     Problem(

@@ -2,7 +2,8 @@
 
 The query pass runs first: it makes the statistics of query rows, which the key pass reads. Nothing
 here reads a device tensor. Workspaces are the statistics, fp32 [2, H, rows], and where they are
-needed the parts of d_sink and of the rope rows that all heads share, in fp32.
+needed the parts of d_sink and of the rope rows that all heads share, in fp32, and the bits of a key
+mask in the order of both passes.
 """
 
 from __future__ import annotations
@@ -12,19 +13,19 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from openmla.backward.operands import BackwardOperands, Gradients, copyable
 from openmla.kernels.call import Call, scale_arguments, strides, vector
 from openmla.kernels.gluon.descriptors import (
     SWIZZLE_BYTES,
+    lines,
     ragged,
     rows_of_heads,
     shared_rows,
     tile_layout,
 )
 from openmla.kernels.gluon.gradients.records import Columns, TileLayouts
+from openmla.kernels.gluon.gradients.seen_bits import WORD_BITS, SeenBits
 from openmla.kernels.gluon.gradients.sums import summed
 from openmla.operands import DenseOperands
 from openmla.planning import Plan
@@ -61,11 +62,15 @@ def calls(
     if gradients.sink is not None:
         part_sink = op.q.new_zeros(rows // GROUP_ROWS, heads, dtype=torch.float32)
     shared, d_out = _shared(plan, op), copyable(operands.seen_d_out())
-    yield _query_pass(passes, plan, operands, gradients, shared, d_out, statistics, part_sink)
+    bits = None
+    if op.key_mask is not None:
+        bits = SeenBits.allocate(op.key_mask, rows, config.BN)
+        yield bits.transposed(op)
+    yield _query_pass(passes, plan, operands, gradients, shared, d_out, statistics, part_sink, bits)
     if part_sink is not None and gradients.sink is not None:
         yield summed(part_sink, gradients.sink)
     if gradients.kv is not None:
-        yield from _key_pass(passes, plan, op, gradients, shared, d_out, statistics)
+        yield from _key_pass(passes, plan, op, gradients, shared, d_out, statistics, bits)
 
 
 def _query_pass(
@@ -77,18 +82,20 @@ def _query_pass(
     d_out: Tensor,
     statistics: Tensor,
     part_sink: Tensor | None,
+    bits: SeenBits | None,
 ) -> Call:
     """Statistics and d_q, which is computed where it is not wanted too."""
     op, config = operands.forward, plan.config
     d_q = op.q.new_empty(op.q.shape) if gradients.q is None else gradients.q
-    d_nope, rope = config.d_nope, op.k_rope
+    tail, rope = config.second_tile, op.k_rope
+    d_nope = config.d_nope - tail
     if rope is not None and rope.dim() == 2:
         rope = rope.unsqueeze(1)
     own = {
         "q_nope_desc": rows_of_heads(op.q, passes.box_rows, d_nope, SWIZZLE_BYTES),
         "q_rope_desc": None,
         "d_out_desc": rows_of_heads(d_out, passes.box_rows, config.d_v, SWIZZLE_BYTES),
-        "k_nope_desc": ragged(op.k_nope, config.BN),
+        "k_nope_desc": ragged(op.k_nope[..., :d_nope], config.BN),
         "k_rope_desc": None,
         "v_desc": ragged(op.v, config.BN),
         "out_ptr": operands.out,
@@ -109,8 +116,13 @@ def _query_pass(
         "ST": config.key_stages,
     }
     if rope is not None and config.d_rope:
-        own["q_rope_desc"] = rows_of_heads(op.q, passes.box_rows, config.d_rope, SWIZZLE_BYTES)
+        width = config.d_rope + tail
+        own["q_rope_desc"] = rows_of_heads(op.q, passes.box_rows, width, SWIZZLE_BYTES)
         own["k_rope_desc"] = ragged(rope, config.BN)
+    if tail:
+        own["k_tail_desc"] = ragged(op.k_nope[..., d_nope:], config.BN)
+    if bits is not None:
+        own["bits_desc"] = lines(bits.by_query, GROUP_ROWS * config.BN // WORD_BITS)
     return passes.launched(passes.query, plan, op.q.shape[0], {**shared, **own})
 
 
@@ -122,15 +134,17 @@ def _key_pass(
     shared: dict[str, Any],
     d_out: Tensor,
     statistics: Tensor,
+    bits: SeenBits | None,
 ) -> Iterator[Call]:
     """d_k and d_v, and the sum of rope parts over the heads."""
     config, d_rope = plan.config, gradients.k_rope
-    total_k, heads, d_nope = op.k_nope.shape
+    total_k, heads, _ = op.k_nope.shape
+    tail = config.second_tile
+    d_nope = config.d_nope - tail
     part = None
     if d_rope is not None and d_rope.dim() == 2:
         part = op.q.new_empty(heads, *d_rope.shape, dtype=torch.float32)
     written = d_rope if part is None else part.transpose(0, 1)
-    line = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
     own = {
         "k_nope_desc": rows_of_heads(op.k_nope, passes.box_rows, d_nope, SWIZZLE_BYTES),
         "k_rope_desc": None,
@@ -138,9 +152,7 @@ def _key_pass(
         "q_nope_desc": ragged(op.q[..., :d_nope], config.BQ),
         "q_rope_desc": None,
         "d_out_desc": ragged(d_out, config.BQ),
-        "statistics_desc": TensorDescriptor(
-            statistics, list(statistics.shape), list(statistics.stride()), [1, config.BQ], line
-        ),
+        "statistics_desc": lines(statistics, config.BQ),
         "d_k_ptr": gradients.k_nope,
         **strides("d_k", gradients.k_nope, VECTOR),
         "d_v_ptr": gradients.v,
@@ -158,7 +170,13 @@ def _key_pass(
             if op.k_rope.dim() == 2
             else rows_of_heads(op.k_rope, passes.box_rows, width, SWIZZLE_BYTES)
         )
-    yield passes.launched(passes.key, plan, total_k, {**shared, **own})
+    if bits is not None:
+        own["bits_desc"] = lines(bits.by_key, GROUP_ROWS * config.BQ // WORD_BITS)
+    if tail:
+        own["k_tail_desc"] = rows_of_heads(op.k_nope, passes.box_rows, tail, SWIZZLE_BYTES)
+    for which in config.key_launches:
+        only = {} if which == "all" else {"GRADIENTS": which}
+        yield passes.launched(passes.key, plan, total_k, {**shared, **own, **only})
     if part is not None and d_rope is not None:
         yield summed(part, d_rope)
 
@@ -173,7 +191,8 @@ def tiles_of(plan: Plan, rows: int) -> int:
 def _shared(plan: Plan, op: DenseOperands) -> dict[str, Any]:
     """Arguments that both passes take."""
     config = plan.config
-    columns = Columns(nope=config.d_nope, rope=config.d_rope, v=config.d_v)
+    tail = config.second_tile
+    columns = Columns(nope=config.d_nope - tail, rope=config.d_rope + tail, v=config.d_v, tail=tail)
     return {
         "cu_q_ptr": vector(op.cu_seqlens_q),
         "cu_k_ptr": vector(op.cu_seqlens_k),

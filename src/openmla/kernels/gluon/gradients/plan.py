@@ -32,6 +32,7 @@ from openmla.problem import MAX_HEADS
 ELEMENT = 2  # bytes of a value
 FP32 = 4
 OWN_ROWS = 128
+ORDERS = 2  # of the bits of a key mask, one for each pass
 L2_HEADS = 4  # tiles of more heads than these are no neighbors: their keys would not stay in L2
 
 
@@ -80,6 +81,16 @@ class BackwardTiles:
             yield Wanted(f"{walked} {name}", walked, stages[name] * step * width * ELEMENT)
 
     @property
+    def second_tile(self) -> int:
+        """Columns of K without rope that are in the tile of those with: 64 of 192."""
+        return self.d_nope % 128 if self.d_nope > 128 else 0
+
+    @property
+    def key_launches(self) -> tuple[str, ...]:
+        """Gradients of a launch of the key pass: "all", or "v" and "k" one after the other."""
+        return ("all",)
+
+    @property
     def _widths(self) -> dict[str, int]:
         return {"nope": self.d_nope, "rope": self.d_rope, "values": self.d_v}
 
@@ -90,10 +101,15 @@ class BackwardTiles:
         return (total_q // self.own_rows + batch + 1) * self.own_rows
 
     def workspace(self, problem: BackwardProblem) -> int:
-        """Bytes besides the gradients: statistics, and a part of every shared rope row per head."""
-        statistics = 2 * self.statistics_rows(problem.total_q, problem.batch)
+        """Bytes besides the gradients: statistics, a part of every shared rope row per head, and
+        the bits of a key mask, if one sequence has all keys."""
+        rows = self.statistics_rows(problem.total_q, problem.batch)
         parts = problem.total_k * self.d_rope if problem.rope == "shared" else 0
-        return FP32 * self.heads * (statistics + parts)
+        bits = 0
+        if problem.has_key_mask:
+            tiles = -(-problem.total_k // self.own_rows)
+            bits = ORDERS * rows * tiles * self.own_rows // 8
+        return FP32 * self.heads * (2 * rows + parts) + bits
 
 
 NO_ATOMICS = "no atomics: each gradient has one writer, rope parts of the heads are added in order"

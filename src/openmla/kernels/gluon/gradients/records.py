@@ -14,11 +14,17 @@ from typing import Any, NamedTuple
 
 
 class Columns(NamedTuple):
-    """DIMS: columns of the tiles; rope is 0 where there is none."""
+    """DIMS: columns of the tiles; rope is 0 where there is none.
+
+    Widths of tiles are powers of two. Of 192 columns of Q and K without rope, the last 64 are the
+    first ones of the tile of the 64 with rope: nope 128, rope 128, tail 64.
+    """
 
     nope: int
     rope: int
     v: int
+    tail: int = 0
+    """Columns of the second tile that are without rope."""
 
 
 class TileLayouts(NamedTuple):
@@ -37,6 +43,9 @@ class How(NamedTuple):
     """Sign of the softmax scale: -1, 0 or 1."""
     rope: str
     """Problem.rope: "shared", "per_head" or "none"."""
+    has_key_mask: bool = False
+    gradients: str = "all"
+    """Of the key pass: "all", or "k" or "v" alone, where one thread cannot hold both sums."""
 
 
 class Tiling(NamedTuple):
@@ -90,6 +99,10 @@ class QuerySources(NamedTuple):
     d_out: Any
     k: Parts
     v: Any
+    bits: Any = None
+    """Of `seen_bits`, by query; None: every query sees every key."""
+    k_tail: Any = None
+    """The last columns of K without rope, if they are in the tile of those with."""
 
 
 class QueryMemory(NamedTuple):
@@ -99,6 +112,8 @@ class QueryMemory(NamedTuple):
     d_out: Any
     k: Parts
     v: Any
+    bits: Any = None
+    """A ring of words [64, BN / 32] per consumer: which keys of the block its rows see."""
 
 
 class Saved(NamedTuple):
@@ -133,6 +148,10 @@ class KeySources(NamedTuple):
     d_out: Any
     statistics: Any
     heads: Any
+    bits: Any = None
+    """Of `seen_bits`, by key; None: every query sees every key."""
+    k_tail: Any = None
+    """As in QuerySources."""
 
 
 class KeyMemory(NamedTuple):
@@ -144,6 +163,8 @@ class KeyMemory(NamedTuple):
     d_out: Any
     total: Any
     delta: Any
+    bits: Any = None
+    """A ring of words [64, BQ / 32] per consumer: which queries of the block see its keys."""
 
 
 class KeyGradients(NamedTuple):

@@ -26,13 +26,18 @@ def row_of(rows, item, WHO: gl.constexpr):
 
 
 @gluon.jit
-def load_columns(rows, item, ok, D: gl.constexpr, WHO: gl.constexpr, BL: gl.constexpr):
-    """64 rows of a head in fp32, zeros where not `ok`; 16 bytes per thread and load.
+def load_columns(
+    rows, item, ok, D: gl.constexpr, FIRST: gl.constexpr, WHO: gl.constexpr, BL: gl.constexpr
+):
+    """D columns from FIRST on of 64 rows of a head in fp32, zeros where not `ok`; 16 bytes per
+    thread and load.
 
     Strides come in units of 8 elements.
     """
     row = gl.arange(0, GROUP_ROWS, gl.SliceLayout(1, BL))
     column = gl.arange(0, D, gl.SliceLayout(0, BL))
+    if FIRST > 0:
+        column += FIRST
     step = wide(rows.stride_t) * VECTOR
     token = item.token + (opaque_zero() + WHO * GROUP_ROWS)
     first = rows.base + (token * step + item.head * (wide(rows.stride_h) * VECTOR))
@@ -61,9 +66,15 @@ def row_statistics(item, saved, stats, D_V: gl.constexpr, WHO: gl.constexpr, SL:
     total = gl.where(seeing, total * LOG2_E, PLUS_INF)
 
     ok = gl.convert_layout(seeing, gl.SliceLayout(1, BL))
-    out = load_columns(saved.out, item, ok, D_V, WHO, BL)
-    d_out = load_columns(saved.d_out, item, ok, D_V, WHO, BL)
-    delta = gl.convert_layout(gl.sum(out * d_out, 1), RL)
+    AT_ONCE: gl.constexpr = min(D_V, 128)  # more columns would not fit into registers
+    out = load_columns(saved.out, item, ok, AT_ONCE, 0, WHO, BL)
+    d_out = load_columns(saved.d_out, item, ok, AT_ONCE, 0, WHO, BL)
+    products = gl.sum(out * d_out, 1)
+    if D_V > AT_ONCE:
+        out = load_columns(saved.out, item, ok, AT_ONCE, AT_ONCE, WHO, BL)
+        d_out = load_columns(saved.d_out, item, ok, AT_ONCE, AT_ONCE, WHO, BL)
+        products += gl.sum(out * d_out, 1)
+    delta = gl.convert_layout(products, RL)
     place = item.place + WHO * GROUP_ROWS
     if stats.part_sink is not None:
         share = 1.0 / (1.0 + gl.exp(lse - gl.load(saved.sink + item.head)))

@@ -17,6 +17,9 @@ PROBLEMS = {
     "128+64→128": _V3,
     "128+64→128 full, sink": replace(_V3, causal=False, has_sink=True),
     "128+64→128 rope per head, d_lse": replace(_V3, rope="per_head", has_d_lse=True),
+    "128+64→128 key mask": replace(_V3, has_key_mask=True),
+    "192+64→256": replace(_V3, d_nope=192, d_v=256),
+    "192+64→256 full, key mask": replace(_V3, d_nope=192, d_v=256, causal=False, has_key_mask=True),
     "128+0→128": replace(_V3, d_rope=0, rope="none"),
     "64+32→64": replace(_V3, d_nope=64, d_rope=32, d_v=64),
 }

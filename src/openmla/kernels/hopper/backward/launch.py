@@ -30,6 +30,9 @@ def _launched(kernel: Any, plan: Plan, rows: int, arguments: dict[str, Any]) -> 
     """Persistent programs, which draw their work items from a counter."""
     registers = plan.config.registers
     own = {
+        "bits_desc": arguments.get("bits_desc"),
+        "k_tail_desc": arguments.get("k_tail_desc"),
+        "VST": plan.config.value_stages,
         "counter_ptr": launch_counter(arguments["cu_q_ptr"].device),
         "REGISTERS": Registers(registers.consumer, registers.producer),
     }

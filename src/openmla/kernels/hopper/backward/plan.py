@@ -5,12 +5,12 @@ What both do is in kernels/gluon/gradients/plan.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from openmla.arithmetic import require_int, verdict_lines
+from openmla.arithmetic import Limit, require_int, verdict_lines
 from openmla.backward.problem import ONE_DELTA, BackwardProblem
 from openmla.kernels.gluon.gradients.plan import (
     EVERY_BACKWARD,
@@ -30,11 +30,13 @@ from openmla.kernels.hopper.chip import (
 from openmla.kernels.hopper.dense.plan import TILE_INFO_BYTES, TILE_SLOTS
 from openmla.planning.family import Block, Kernel
 from openmla.planning.memory import MemoryMap, Wanted, lay_out
-from openmla.planning.serves import Serves
+from openmla.planning.serves import Allowed, Field, OneOf, Serves, either
 from openmla.planning.target import Target
 
 CONSUMERS = 2
 CONSUMER_REGISTERS, PRODUCER_REGISTERS = 240, 24
+WIDE = 192 + 64, 256  # columns of K and of V with which a step of the query pass has 32 keys
+WIDE_STEP = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,10 +47,14 @@ class HopperBackwardConfig(BackwardTiles, HopperBlock):
     key_stages: int = 3
     BQ: int = 32
     query_stages: int = 3
+    value_stages: int = 3
+    """Steps whose V, or whose d_out, are in flight."""
+    key_mask: bool = False
     sm_count: int = 132
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require_int("value_stages", self.value_stages, 2)
         require_int("sm_count", self.sm_count, 1)
 
     @cached_property
@@ -66,25 +72,40 @@ class HopperBackwardConfig(BackwardTiles, HopperBlock):
     @property
     def key_accumulators(self) -> int:
         """Registers of the key pass: d_k, d_v, S^T, dP^T, and P^T and dS^T in pairs."""
-        scores = accumulator_registers(self.BQ)
-        return accumulator_registers(self.d_nope + self.d_rope + self.d_v) + 3 * scores
+        return self._sums + 3 * accumulator_registers(self.BQ)
+
+    @property
+    def _sums(self) -> int:
+        """Registers of the key pass's sums: d_k and d_v, or the wider of them."""
+        widths = self.d_nope + self.d_rope, self.d_v
+        return accumulator_registers(max(widths) if self.key_launches[1:] else sum(widths))
+
+    @property
+    def key_launches(self) -> tuple[str, ...]:
+        """d_v and d_k of 256 columns each would take 256 registers of a thread: two launches."""
+        wide = (self.d_nope + self.d_rope, self.d_v) == WIDE
+        return ("v", "k") if wide else ("all",)
 
     # Shared memory.
 
     def _pass(
         self, own: str, walked: str, step: int, stages: int, more: tuple[Wanted, ...] = ()
     ) -> MemoryMap:
-        """A pass keeps rows of its own, and has rings of what it walks."""
+        """A pass keeps rows of its own, and has rings of what it walks; with a key mask, of a bit
+        for each of its rows and of those of a step."""
 
         def buffers() -> Iterator[Wanted]:
             yield from self.own_tiles(own)
-            rings = dict.fromkeys(("nope", "rope", "values"), stages)
+            rings = {"nope": stages, "rope": stages, "values": self.value_stages}
             yield from self.walked_tiles(walked, step, rings)
             yield from more
+            if self.key_mask:
+                yield Wanted("bits", "statistics", stages * self.own_rows * step // 8, 128)
             yield Wanted("tile info", "barriers", TILE_INFO_BYTES)
             yield from barriers(("own ready", CONSUMERS), ("own empty", CONSUMERS))
-            for name in ("ready", "empty", "values ready", "values empty"):
+            for name in ("ready", "empty"):
                 yield from barriers((f"{walked} {name}", stages))
+                yield from barriers((f"{walked} values {name}", self.value_stages))
             yield from barriers(("t_ready", TILE_SLOTS), ("t_empty", TILE_SLOTS), ("t_req", 1))
             yield from launch_tail(self.registers)
 
@@ -146,11 +167,15 @@ def _block(config: HopperBackwardConfig, problem: BackwardProblem) -> Block:
 
 
 def _choose(problem: Any, target: Target) -> HopperBackwardConfig:
+    wide = (problem.d_qk, problem.d_v) == WIDE
     return HopperBackwardConfig(
         heads=problem.heads,
         d_nope=problem.d_nope,
         d_rope=problem.d_rope,
         d_v=problem.d_v,
+        BN=WIDE_STEP if wide else 64,
+        value_stages=2 if wide else 3,
+        key_mask=problem.has_key_mask,
         sm_count=target.sm_count,
     )
 
@@ -162,9 +187,19 @@ def _not_measured(config: HopperBackwardConfig, problem: BackwardProblem) -> str
     return "" if measured else "because with these widths or this rope it was simulated alone"
 
 
+WIDE_WHOLE: Limit[BackwardProblem] = Limit(
+    lambda p: (p.d_nope, p.d_rope, p.d_v) == (192, 64, 256) or (p.d_nope != 192 and p.d_v != 256),
+    lambda p: "192 columns of K without rope, or 256 of V, are served as 192 + 64 -> 256",
+)
+SERVED: Mapping[Field, Allowed] = {
+    **EVERY_BACKWARD,
+    "d_nope": OneOf(64, 128, 192),
+    "d_v": OneOf(64, 128, 256),
+    **either("has_key_mask"),
+}
 HOPPER_BACKWARD = Kernel(
     name="backward",
-    serves=Serves(EVERY_BACKWARD, (ONE_DELTA,)),
+    serves=Serves(SERVED, (ONE_DELTA, WIDE_WHOLE)),
     config=HopperBackwardConfig,
     choose=_choose,
     block=_block,

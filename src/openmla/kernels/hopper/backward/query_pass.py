@@ -13,8 +13,8 @@ persistent and fetch work items (gluon/gradients/work_items.py) from an atomic c
 |---|---|---|---|
 | q_ready | 2 | TMA bytes of one consumer's Q and d_out (1) | that consumer |
 | q_empty | 2 | that consumer, after the last scores of a work item (1) | producer |
-| k_ready, v_ready | ST | TMA bytes of K with rope, of V (1) | consumers |
-| k_empty, v_empty | ST | both consumers, after dS K, after dP (2) | producer |
+| k_ready, v_ready | ST, VST | TMA bytes of K with rope and bits, of V (1) | consumers |
+| k_empty, v_empty | ST, VST | both consumers, after dS K, after dP (2) | producer |
 | t_ready | 2 | scheduler: a work item is described in `info` (1) | producer, consumers |
 | t_empty | 2 | producer and consumers have read it (3) | scheduler |
 | t_request | 1 | producer, two key blocks before the end of a work item (1) | scheduler |
@@ -35,6 +35,13 @@ would put waits between all wgmma.
 
 Rows of K and V past a sequence are zeros (ragged descriptors): a dS of 0 times a NaN would be a
 NaN. Rows of Q past a sequence stay in rows that are not stored.
+
+With a key mask, the bits of a block come with its K: ST x 2 x 64 x 2 words, 3072 bytes more. No
+block is without a mask then, and none is skipped.
+
+192 + 64 -> 256 columns: Q and K are two tiles of 128, the second of which begins with the last 64
+columns without rope. Q and d_out take 131072 bytes, so BN is 32, and the ring of V has VST = 2
+slots: V of a block is needed until dP, K until the block after.
 """
 
 from triton.experimental import gluon
@@ -47,7 +54,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from openmla.kernels.gluon.barriers import barriers
 from openmla.kernels.gluon.boxes import load_ragged, load_rows
-from openmla.kernels.gluon.gradients.loads import load_key_block, parts_of_rows
+from openmla.kernels.gluon.gradients.loads import (
+    load_bits,
+    load_key_block,
+    parts_of_rows,
+    tiles_of_words,
+)
 from openmla.kernels.gluon.gradients.records import (
     How,
     Parts,
@@ -62,10 +74,11 @@ from openmla.kernels.gluon.gradients.records import (
 from openmla.kernels.gluon.gradients.statistics import PLUS_INF, row_statistics
 from openmla.kernels.gluon.scores import opaque_zero, signed
 from openmla.kernels.hopper.backward.records import QueryBarriers
+from openmla.kernels.hopper.backward.rings import free_phase_of, slot_of
 from openmla.kernels.hopper.backward.scheduler import BLOCKS, get_work_item, scheduler
 from openmla.kernels.hopper.backward.store import write_gradient
 from openmla.kernels.hopper.dense.scheduler import FIELDS, get
-from openmla.kernels.hopper.dense.softmax import hide, pack, unpack
+from openmla.kernels.hopper.dense.softmax import hide, keep_bits, load_words, pack, unpack
 
 WARPS = gl.constexpr(4)  # of a consumer
 NC = gl.constexpr(2)  # consumers
@@ -93,7 +106,9 @@ def producer(info, sources, smem, bars, DIMS: gl.constexpr, HOW: gl.constexpr):
     sources: QuerySources, smem: QueryMemory, bars: QueryBarriers, DIMS: Columns, HOW: How.
     """
     BN: gl.constexpr = smem.v.shape[1]
-    ST: gl.constexpr = smem.v.shape[0]
+    ST: gl.constexpr = smem.k.nope.shape[0]
+    VST: gl.constexpr = smem.v.shape[0]
+    BITS: gl.constexpr = NC * WGMMA_ROWS * BN // 8 if HOW.has_key_mask else 0  # bytes of a block
     turn = gl.program_id(0) * 0
     it = turn  # key blocks so far, over all work items
     mbarrier.wait(bars.t_ready.index(0), 0)
@@ -109,13 +124,18 @@ def producer(info, sources, smem, bars, DIMS: gl.constexpr, HOW: gl.constexpr):
             phase = ((it // ST) & 1) ^ 1
             row = (blocks - 1 - c) * BN
             mbarrier.wait(bars.k_empty.index(stage), phase)
-            load_key_block(sources, smem, bars.k_ready.index(stage), stage, item, row, DIMS, HOW)
+            ready = bars.k_ready.index(stage)
+            load_key_block(sources, smem, ready, stage, item, row, DIMS, HOW, BITS)
+            if HOW.has_key_mask:
+                column = item.place * (BN // 32)
+                load_bits(sources.bits, row // BN, column, ready, smem.bits, stage * NC, NC)
             if c == 0:
                 load_queries(sources, smem, bars, item, (turn & 1) ^ 1, DIMS)
-            mbarrier.wait(bars.v_empty.index(stage), phase)
-            ready = bars.v_ready.index(stage)
+            at = slot_of(it, stage, VST, ST)
+            mbarrier.wait(bars.v_empty.index(at), free_phase_of(it, phase, VST, ST))
+            ready = bars.v_ready.index(at)
             mbarrier.expect(ready, BN * DIMS.v * 2)
-            v = smem.v.index(stage)
+            v = smem.v.index(at)
             load_ragged(sources.v, item.start, item.length, row, item.head, ready, v)
             it += 1
         turn += 1
@@ -164,9 +184,22 @@ def issue_query_gradients(words, d_q, smem, stage, DIMS: gl.constexpr):
 
 
 @gluon.jit
-def weights_of(S, total, factor, skip, item, MASKED: gl.constexpr, WHO: gl.constexpr, HOW):
+def weights_of(
+    S,
+    smem,
+    stage,
+    total,
+    factor,
+    skip,
+    item,
+    MASKED: gl.constexpr,
+    WHO: gl.constexpr,
+    HOW: gl.constexpr,
+):
     """exp2(S - total); with a mask, 0 where a key is not seen. skip: keys before the block."""
     S = signed(S, HOW.sign)
+    if HOW.has_key_mask:
+        S = keep_bits(S, load_words(smem.bits.index(stage * NC + WHO), S))
     if MASKED:
         S = hide(S, item.limit + WHO * 64 - skip, item.length - skip, HOW.is_causal)
     return gl.exp2(S * factor - total[:, None])
@@ -196,7 +229,8 @@ def walk(  # noqa: PLR0913
     rows: RowStatistics, smem: QueryMemory, bars: QueryBarriers, HOW: How, DIMS: Columns.
     """
     BN: gl.constexpr = smem.v.shape[1]
-    ST: gl.constexpr = smem.v.shape[0]
+    ST: gl.constexpr = smem.k.nope.shape[0]
+    VST: gl.constexpr = smem.v.shape[0]
     DTYPE: gl.constexpr = smem.v.dtype
     PARTS: gl.constexpr = 1 + (DIMS.rope > 0)
     d_nope, d_rope = d_q
@@ -205,14 +239,15 @@ def walk(  # noqa: PLR0913
         before = (it + (ST - 1)) % ST
         mbarrier.wait(bars.k_ready.index(stage), (it // ST) & 1)
         S_next = issue_scores(smem, stage, WHO, SL, DIMS)
-        mbarrier.wait(bars.v_ready.index(stage), (it // ST) & 1)
-        dP_next = issue_weight_gradients(smem, stage, WHO, SL)
+        at = slot_of(it, stage, VST, ST)
+        mbarrier.wait(bars.v_ready.index(at), (it // VST) & 1)
+        dP_next = issue_weight_gradients(smem, at, WHO, SL)
         next_q, dS = issue_query_gradients(words, Parts(d_nope, d_rope), smem, before, DIMS)
         S = warpgroup_mma_wait(1 + PARTS, deps=(S_next,))
         skip = (item.blocks - 1 - c) * BN
-        P = weights_of(S, rows.total, factor, skip, item, MASKED, WHO, HOW)
+        P = weights_of(S, smem, stage, rows.total, factor, skip, item, MASKED, WHO, HOW)
         dP = warpgroup_mma_wait(PARTS, deps=(dP_next,))
-        mbarrier.arrive(bars.v_empty.index(stage), count=1)
+        mbarrier.arrive(bars.v_empty.index(at), count=1)
         gradients = P * (dP - rows.delta[:, None])
         if DIMS.rope > 0:
             d_nope, d_rope, dS = warpgroup_mma_wait(0, deps=(next_q.nope, next_q.rope, dS))
@@ -243,7 +278,8 @@ def consumer(
     smem: QueryMemory, bars: QueryBarriers, saved: Saved, stats: Statistics, d_q_rows: Rows.
     """
     BN: gl.constexpr = smem.v.shape[1]
-    ST: gl.constexpr = smem.v.shape[0]
+    ST: gl.constexpr = smem.k.nope.shape[0]
+    VST: gl.constexpr = smem.v.shape[0]
     DTYPE: gl.constexpr = smem.v.dtype
     SL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
     NL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DIMS.nope, 16])
@@ -262,12 +298,14 @@ def consumer(
         mbarrier.wait(bars.q_ready.index(WHO), turn & 1)
         mbarrier.wait(bars.k_ready.index(stage), (it // ST) & 1)
         S_next = issue_scores(smem, stage, WHO, SL, DIMS)
-        mbarrier.wait(bars.v_ready.index(stage), (it // ST) & 1)
-        dP_next = issue_weight_gradients(smem, stage, WHO, SL)
+        at = slot_of(it, stage, VST, ST)
+        mbarrier.wait(bars.v_ready.index(at), (it // VST) & 1)
+        dP_next = issue_weight_gradients(smem, at, WHO, SL)
         rows = row_statistics(item, saved, stats, DIMS.v, WHO, SL)
         S, dP = warpgroup_mma_wait(0, deps=(S_next, dP_next))
-        mbarrier.arrive(bars.v_empty.index(stage), count=1)
-        P = weights_of(S, rows.total, factor, (blocks - 1) * BN, item, True, WHO, HOW)
+        mbarrier.arrive(bars.v_empty.index(at), count=1)
+        skip = (blocks - 1) * BN
+        P = weights_of(S, smem, stage, rows.total, factor, skip, item, True, WHO, HOW)
         words = pack(P * (dP - rows.delta[:, None]), BN, DTYPE)
         it += 1
         nope = gl.zeros([64, NOPE], gl.float32, NL)
@@ -332,6 +370,8 @@ def query_pass_kernel(  # noqa: PLR0913
     k_nope_desc,
     k_rope_desc,
     v_desc,
+    bits_desc,
+    k_tail_desc,
     out_ptr,
     d_out_ptr,
     lse_ptr,
@@ -362,6 +402,7 @@ def query_pass_kernel(  # noqa: PLR0913
     d_q_stride_h,
     BN: gl.constexpr,
     ST: gl.constexpr,
+    VST: gl.constexpr,
     DIMS: gl.constexpr,
     ROPE: gl.constexpr,
     CAUSAL: gl.constexpr,
@@ -373,7 +414,9 @@ def query_pass_kernel(  # noqa: PLR0913
     """DIMS: Columns, ROPE: Problem.rope, REGISTERS: Registers, LAYOUTS: TileLayouts. HG: heads of a
     group that shares L2. factor: |scale| in log2 units."""
     DTYPE: gl.constexpr = v_desc.dtype
-    HOW: gl.constexpr = How(is_causal=CAUSAL, sign=SIGN, rope=ROPE)
+    HOW: gl.constexpr = How(
+        is_causal=CAUSAL, sign=SIGN, rope=ROPE, has_key_mask=bits_desc is not None
+    )
     TILE: gl.constexpr = Tiling(
         own_rows=64 * NC, step_rows=BN, by_keys=False, is_causal=CAUSAL, head_group=HG
     )
@@ -388,7 +431,7 @@ def query_pass_kernel(  # noqa: PLR0913
     q_smem = parts_of_rows(NC, 64, DIMS, LAYOUTS, DTYPE)
     d_out_smem = gl.allocate_shared_memory(DTYPE, [NC, 64, DIMS.v], LAYOUTS.v)
     k_smem = parts_of_rows(ST, BN, DIMS, LAYOUTS, DTYPE)
-    v_smem = gl.allocate_shared_memory(DTYPE, [ST, BN, DIMS.v], LAYOUTS.v)
+    v_smem = gl.allocate_shared_memory(DTYPE, [VST, BN, DIMS.v], LAYOUTS.v)
     info = gl.allocate_shared_memory(
         gl.int32, [2 * FIELDS, 1], gl.SwizzledSharedLayout(1, 1, 1, order=[0])
     )
@@ -397,18 +440,23 @@ def query_pass_kernel(  # noqa: PLR0913
         q_empty=barriers(NC, 1),
         k_ready=barriers(ST, 1),
         k_empty=barriers(ST, NC),
-        v_ready=barriers(ST, 1),
-        v_empty=barriers(ST, NC),
+        v_ready=barriers(VST, 1),
+        v_empty=barriers(VST, NC),
         t_ready=barriers(2, 1),
         t_empty=barriers(2, NC + 1),
         t_request=barriers(1, 1),
     )
-    smem = QueryMemory(q=q_smem, d_out=d_out_smem, k=k_smem, v=v_smem)
+    bits_smem = None
+    if HOW.has_key_mask:
+        bits_smem = tiles_of_words(ST * NC, BN)
+    smem = QueryMemory(q=q_smem, d_out=d_out_smem, k=k_smem, v=v_smem, bits=bits_smem)
     sources = QuerySources(
         q=Parts(q_nope_desc, q_rope_desc),
         d_out=d_out_desc,
         k=Parts(k_nope_desc, k_rope_desc),
         v=v_desc,
+        bits=bits_desc,
+        k_tail=k_tail_desc,
     )
     saved = Saved(
         out=Rows(out_ptr, out_stride_t, out_stride_h),

@@ -109,6 +109,7 @@ ATTENTION = tuple(
 
 LAUNCHES = (
     Suite("tests/kernels/test_launch.py"),
+    Suite("tests/kernels/test_launches.py"),
     Suite("tests/kernels/test_plan_constants.py"),
     Suite("tests/kernels/test_loop_values.py"),
 )

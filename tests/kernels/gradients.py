@@ -55,6 +55,11 @@ CASES: dict[str, GradientCase] = {
 }
 # Rings of both passes turn several times, over several work items of a program.
 RINGS = GradientCase(replace(NARROW, heads=1, q_lens=(260, 130), k_lens=(300, 400), causal=False))
+# Four tokens and four heads at least: half of them lie past element 2^31 in far memory.
+FAR = GradientCase(
+    replace(NARROW, heads=4, q_lens=(8, 1), k_lens=(8, 70), rope="per_head"),
+    d_lse=True,
+)
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,13 @@ def lone_sequences(case: GradientCase) -> list[tuple[slice, slice]]:
         found.append((slice(q_first, q_first + q_len), slice(k_first, k_first + k_len)))
         q_first, k_first = q_first + q_len, k_first + k_len
     return found
+
+
+def ring_of(config: Any) -> tuple[int, int]:
+    """Rows of a step of a backward pass, and of a whole ring of them."""
+    if hasattr(config, "step_rows"):
+        return config.step_rows, config.step_rows * config.slots
+    return config.BN, config.BN * config.key_stages
 
 
 @dataclass(frozen=True)
@@ -219,15 +231,37 @@ class Passes:
     ) -> bool:
         """Operands, what the forward pass saved and gradients past element 2^31 have the same
         bits."""
+        return self.is_right_and_clean_in(FarMemory(axis), case, launch)
+
+    def is_right_and_clean_in(
+        self,
+        memory: Memory,
+        case: GradientCase,
+        launch: ModuleType | None = None,
+        operands: Memory | None = None,
+    ) -> bool:
+        """What the forward pass saved and gradients in another memory have the same bits; operands
+        lie there as well, unless in a memory of their own."""
         built = on(case)
         saved = forward(built)
         want, _ = self.run(built, saved)
-        far = FarMemory(axis)
-        apart = build_gradients(case, far)
-        out, lse = (moved(x, far) for x in saved)
+        apart = build_gradients(case, operands or memory)
+        out, lse = (moved(x, memory) for x in saved)
         assert out is not None and lse is not None and out.stride() != saved.out.stride()
-        got, reports = self.run(apart, Saved(out, lse), memory=far, launch=launch)
+        got, reports = self.run(apart, Saved(out, lse), memory=memory, launch=launch)
         return all(report.ok for report in reports) and same_bits(got, want)
+
+    def at_edges(self, case: GradientCase) -> GradientCase:
+        """A case with lengths one less than a tile, a block and a ring of the plan, as many, and
+        one more; some rows see no key."""
+        built = on(case)
+        config = self.plan_of(built, forward(built)).config
+        own, block, turn = config.own_rows, *ring_of(config)
+        lengths = {
+            "q_lens": (own - 1, own, own + 1, 3, turn + 1, block),
+            "k_lens": (block - 1, block, block + 1, turn + 1, own + 1, own - 1),
+        }
+        return replace(case, case=replace(case.case, heads=1, spare=0, **lengths))
 
     def check(
         self,

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from kernels.blackwell.backward.simulated import BLACKWELL
-from kernels.gradients import CASES, NARROW, RINGS, forward, on
+from kernels.boundaries import UnevenMemory
+from kernels.gradients import CASES, FAR, NARROW, RINGS, forward, on
 from openmla.backward.operands import Wanted
 from openmla.lab.testing.gradients import GradientCase
 
@@ -19,6 +20,19 @@ def test_right_clean_and_deaf_to_poison(name: str) -> None:
 
 def test_rings_that_turn_are_right_clean_and_deaf_to_poison() -> None:
     BLACKWELL.assert_right_clean_and_deaf_to_poison(RINGS)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_far_rows_have_the_same_gradients(axis: int) -> None:
+    assert BLACKWELL.is_right_and_clean_far_away(FAR, axis)
+
+
+def test_lengths_at_the_edges_of_the_plan() -> None:
+    BLACKWELL.assert_right_clean_and_deaf_to_poison(BLACKWELL.at_edges(GradientCase(NARROW)))
+
+
+def test_rows_that_lie_unevenly_have_the_same_gradients() -> None:
+    assert BLACKWELL.is_right_and_clean_in(UnevenMemory(), FAR)
 
 
 @pytest.mark.slow

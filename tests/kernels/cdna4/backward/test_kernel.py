@@ -7,9 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kernels.boundaries import UnevenMemory
 from kernels.cdna4.backward.simulated import CDNA4
+from kernels.far_memory import FarMemory
+from kernels.gradients import FAR as NARROW_FAR
 from kernels.gradients import forward, on, same_bits
 from openmla.backward.operands import Wanted
+from openmla.errors import Unsupported
 from openmla.lab.testing.case import Case
 from openmla.lab.testing.gradients import GradientCase
 
@@ -46,6 +50,28 @@ SLOW = {"causal", "edges, full, sink", "more queries than keys", "more keys than
 )
 def test_right_clean_and_deaf_to_poison(name: str) -> None:
     CDNA4.assert_right_clean_and_deaf_to_poison(CASES[name])
+
+
+FAR = replace(NARROW_FAR, case=replace(NARROW_FAR.case, d_rope=64))
+
+
+def test_far_heads_have_the_same_gradients() -> None:
+    assert CDNA4.is_right_and_clean_far_away(FAR, 1)
+
+
+def test_far_rows_of_results_have_the_same_gradients() -> None:
+    """Rows that are copied to LDS are refused there."""
+    assert CDNA4.is_right_and_clean_in(FarMemory(0), FAR, operands=UnevenMemory())
+    with pytest.raises(Unsupported, match="span 2 GiB"):
+        CDNA4.is_right_and_clean_far_away(FAR, 0)
+
+
+def test_lengths_at_the_edges_of_the_plan() -> None:
+    CDNA4.assert_right_clean_and_deaf_to_poison(CDNA4.at_edges(GradientCase(NARROW)))
+
+
+def test_rows_that_lie_unevenly_have_the_same_gradients() -> None:
+    assert CDNA4.is_right_and_clean_in(UnevenMemory(), FAR)
 
 
 @pytest.mark.slow

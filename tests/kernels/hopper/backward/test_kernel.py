@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.gradients import CASES, NARROW, forward, on, same_bits
+from kernels.boundaries import UnevenMemory
+from kernels.gradients import CASES, FAR, NARROW, forward, on, same_bits
 from kernels.hopper.backward.simulated import HOPPER
 from openmla.backward.operands import Wanted
 from openmla.kernels.hopper.backward import launch
@@ -19,15 +20,17 @@ def test_right_clean_and_deaf_to_poison(name: str) -> None:
     HOPPER.assert_right_clean_and_deaf_to_poison(CASES[name])
 
 
-FAR = GradientCase(
-    replace(NARROW, heads=4, q_lens=(8, 1), k_lens=(8, 70), rope="per_head"),
-    d_lse=True,
-)
-
-
 @pytest.mark.parametrize("axis", [0, 1])
 def test_far_rows_have_the_same_gradients(axis: int) -> None:
     assert HOPPER.is_right_and_clean_far_away(FAR, axis)
+
+
+def test_lengths_at_the_edges_of_the_plan() -> None:
+    HOPPER.assert_right_clean_and_deaf_to_poison(HOPPER.at_edges(GradientCase(NARROW)))
+
+
+def test_rows_that_lie_unevenly_have_the_same_gradients() -> None:
+    assert HOPPER.is_right_and_clean_in(UnevenMemory(), FAR)
 
 
 @pytest.mark.slow

@@ -193,6 +193,8 @@ def shown(launched: list[Call], names: Names) -> Iterator[str]:
     """All that launches are made with, a line for each argument."""
     for call in launched:
         yield f"{call.kernel.__name__} x {call.programs}"
+        if call.sources:
+            yield f"  sources {sorted(call.sources.items(), key=str)}"
         for name, value in sorted(call.arguments.items()):
             yield f"  {name} = {names.text(value)}"
 

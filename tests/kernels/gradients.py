@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 from types import ModuleType
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 import openmla
-from gluon_sim import Kind, Limits, Report, intercept
+from gluon_sim import Kind, Limits, Report, intercept, unreserved
 from kernels.far_memory import FarMemory
 from kernels.mutants import Defect
 from openmla.backward.operands import EVERY, Gradients, Wanted
@@ -55,6 +57,8 @@ CASES: dict[str, GradientCase] = {
 }
 # Rings of both passes turn several times, over several work items of a program.
 RINGS = GradientCase(replace(NARROW, heads=1, q_lens=(260, 130), k_lens=(300, 400), causal=False))
+FAR_ROWS = 2**29
+"""Of the statistics of one head, which are as many as tokens: of four heads they pass 2^31."""
 # Four tokens and four heads at least: half of them lie past element 2^31 in far memory.
 FAR = GradientCase(
     replace(NARROW, heads=4, q_lens=(8, 1), k_lens=(8, 70), rope="per_head"),
@@ -250,6 +254,28 @@ class Passes:
         assert out is not None and lse is not None and out.stride() != saved.out.stride()
         got, reports = self.run(apart, Saved(out, lse), memory=memory, launch=launch)
         return all(report.ok for report in reports) and same_bits(got, want)
+
+    def assert_same_bits_with_far_statistics(
+        self, case: GradientCase, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What one pass leaves to the other has offsets of 64 bits as well."""
+        built = on(case)
+        saved = forward(built)
+        want, _ = self.run(built, saved)
+        new_empty, heads = torch.Tensor.new_empty, built.operands.q.shape[1]
+        made = []
+
+        def apart(x: Tensor, *sizes: Any, **options: Any) -> Tensor:
+            if isinstance(sizes[0], int) and prod(sizes[:-1]) == 2 * heads:
+                room = unreserved(2 * heads * FAR_ROWS * 4)
+                made.append(torch.frombuffer(room, dtype=torch.float32))
+                return made[-1].view(*sizes[:-1], FAR_ROWS)
+            return new_empty(x, *sizes, **options)
+
+        monkeypatch.setattr(torch.Tensor, "new_empty", apart)
+        got, reports = self.run(built, saved)
+        assert len(made) == 1 and heads * FAR_ROWS >= 2**31
+        assert all(report.ok for report in reports) and same_bits(got, want)
 
     def at_edges(self, case: GradientCase) -> GradientCase:
         """A case with lengths one less than a tile, a block and a ring of the plan, as many, and

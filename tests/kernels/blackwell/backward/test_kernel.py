@@ -31,6 +31,10 @@ def test_lengths_at_the_edges_of_the_plan() -> None:
     BLACKWELL.assert_right_clean_and_deaf_to_poison(BLACKWELL.at_edges(GradientCase(NARROW)))
 
 
+def test_far_statistics_give_the_same_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    BLACKWELL.assert_same_bits_with_far_statistics(FAR, monkeypatch)
+
+
 def test_rows_that_lie_unevenly_have_the_same_gradients() -> None:
     assert BLACKWELL.is_right_and_clean_in(UnevenMemory(), FAR)
 

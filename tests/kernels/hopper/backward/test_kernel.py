@@ -29,6 +29,10 @@ def test_lengths_at_the_edges_of_the_plan() -> None:
     HOPPER.assert_right_clean_and_deaf_to_poison(HOPPER.at_edges(GradientCase(NARROW)))
 
 
+def test_far_statistics_give_the_same_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    HOPPER.assert_same_bits_with_far_statistics(FAR, monkeypatch)
+
+
 def test_rows_that_lie_unevenly_have_the_same_gradients() -> None:
     assert HOPPER.is_right_and_clean_in(UnevenMemory(), FAR)
 

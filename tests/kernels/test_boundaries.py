@@ -18,6 +18,7 @@ from kernels.boundaries import UnevenMemory, at_edges, edges_of, list_lengths, l
 from kernels.boundaries import lone_row as alone
 from kernels.judging import as_built, assert_clean, on
 from kernels.test_wild_values import RUNS, PlanOf
+from openmla.errors import Unsupported
 from openmla.lab.testing.build import BuiltCase, build
 from openmla.lab.testing.case import Case
 from openmla.lab.testing.compare import judge
@@ -67,6 +68,23 @@ def test_one_row_alone_or_all_in_uneven_memory(name: str) -> None:
     """Queries of 8 bits have no room for large ones: theirs are as they are."""
     plan_of, case = RUNS[name]
     run_is_right(plan_of, case, as_built if case.dtype == "e4m3" else alone, "random")
+
+
+PAGED = [name for name, (_, case) in RUNS.items() if case.is_paged and "split" not in name]
+
+
+@pytest.mark.parametrize("name", PAGED)
+def test_pages_of_one_row_that_lie_apart(name: str) -> None:
+    """Of one row the stride inside a page says nothing; whoever takes it for that of rows errs."""
+    plan_of, case = RUNS[name]
+    one = replace(case, page_size=1, q_lens=case.q_lens[:1], k_lens=case.k_lens[:1])
+    if case.form == "sparse":
+        one = replace(one, k_lens=case.k_lens)
+    if name.startswith(("hopper dense", "blackwell dense")):
+        with pytest.raises(Unsupported, match="page_size 1"):
+            run_is_right(plan_of, one, as_built, "late")
+        return
+    run_is_right(plan_of, one, as_built, "late")
 
 
 def test_examples() -> None:

@@ -1,12 +1,13 @@
 """Cases that a kernel's plan asks for: lengths at its own edges, uneven memory, one row alone.
 
 A plan knows where its tiles, blocks and rings end. From that, and from any small case of the
-kernel, follow three cases that no test has to list:
+kernel, follow cases that no test has to list:
 
     at_edges(case, plan)   lengths of Q and K one less than a tile or block, as many, and one more;
                            as many blocks as a ring has, and one key more; lists that end there
     UnevenMemory           gaps of their own between the rows, heads and pages of every tensor, and
                            any stride where there is one head or page only
+    at_ranges(case)        requests of as many keys as are not split, as fill ranges, and one more
     lone_row(built)        all queries are zero but those of one row of a tile, whose scores lie
                            thousands apart: what depends on "some row" is seen apart from "all"
 """
@@ -24,6 +25,7 @@ from openmla.lab.testing.case import Case
 from openmla.lab.testing.memory import Memory, fill
 from openmla.operands import SparseOperands
 from openmla.planning import Plan
+from openmla.planning.latent_split import SHORT, LatentSplit
 
 _ALIGNED = 16  # elements: 16 bytes or more in every dtype
 LONE = 7
@@ -76,6 +78,14 @@ def at_edges(case: Case, plan: Plan) -> Case:
     q_lens = (tile - 1, 1, tile + 1, tile, 3, 2)
     k_lens = (block, block + 1, block - 1, page, page + 1, turn + 1)
     return replace(case, heads=1, q_lens=q_lens, k_lens=k_lens, spare=0)
+
+
+def at_ranges(case: Case) -> Case:
+    """A latent case with as many keys as are never split, as fill ranges, and one more of each."""
+    whole, range_ = SHORT, LatentSplit.keys_of_range(case.heads, SHORT + 1)
+    full = -(-(whole + 1) // range_) * range_
+    k_lens = (whole, whole + 1, full, full + 1)
+    return replace(case, q_lens=(1,) * len(k_lens), k_lens=k_lens, spare=0)
 
 
 def list_lengths(edges: Edges) -> list[int]:

@@ -14,7 +14,14 @@ from typing import Any
 import pytest
 
 from kernels import boundaries
-from kernels.boundaries import UnevenMemory, at_edges, edges_of, list_lengths, lists_at_edges
+from kernels.boundaries import (
+    UnevenMemory,
+    at_edges,
+    at_ranges,
+    edges_of,
+    list_lengths,
+    lists_at_edges,
+)
 from kernels.boundaries import lone_row as alone
 from kernels.judging import as_built, assert_clean, on
 from kernels.test_wild_values import RUNS, PlanOf
@@ -25,7 +32,7 @@ from openmla.lab.testing.compare import judge
 from openmla.lab.testing.memory import Memory
 from openmla.lab.testing.simulate import new_results, simulated
 
-OWN_LENGTHS = ("split", "40 requests", "one block", "few")
+OWN_LENGTHS = ("split", "40 requests", "one block")
 """Cases whose lengths are what they are for."""
 
 
@@ -68,6 +75,14 @@ def test_one_row_alone_or_all_in_uneven_memory(name: str) -> None:
     """Queries of 8 bits have no room for large ones: theirs are as they are."""
     plan_of, case = RUNS[name]
     run_is_right(plan_of, case, as_built if case.dtype == "e4m3" else alone, "random")
+
+
+@pytest.mark.parametrize("name", ["hopper pages, split"])
+def test_lengths_at_the_ends_of_ranges(name: str) -> None:
+    plan_of, case = RUNS[name]
+    chosen = at_ranges(case)
+    assert chosen.k_lens == (4096, 4097, 4608, 4609)
+    run_is_right(plan_of, chosen, as_built, "random")
 
 
 PAGED = [name for name, (_, case) in RUNS.items() if case.is_paged and "split" not in name]

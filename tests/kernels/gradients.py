@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from types import ModuleType
@@ -66,6 +66,15 @@ FAR = GradientCase(
 )
 
 
+LATER = ("edges", "strided")
+"""Cases that `make test` has from plans: lengths at their edges, and uneven memory."""
+
+
+def names_of(cases: Mapping[str, GradientCase]) -> list[Any]:
+    """The names of cases, those that are run later marked."""
+    return [pytest.param(n, marks=pytest.mark.long) if n in LATER else n for n in cases]
+
+
 @dataclass(frozen=True)
 class BackwardDefect(Defect):
     """A seeded defect of a backward pass, with the case that it shows in."""
@@ -96,6 +105,22 @@ def same_bits(got: dict[str, Tensor], want: dict[str, Tensor]) -> bool:
     return all(torch.equal(*(x.contiguous().view(integer[x.dtype]) for x in p)) for p in pairs)
 
 
+def as_built(built: BuiltGradients) -> BuiltGradients:
+    """A case as it is."""
+    return built
+
+
+def deep_scores(built: BuiltGradients) -> BuiltGradients:
+    """A case whose scores are all about -200. A key that is not there and counts all the same, with
+    a score of 0, has an infinite weight; where scores are small its row of zeros hides it."""
+    op = built.operands
+    op.q.copy_(16 + op.q)
+    for keys in (op.k_nope, op.k_rope):
+        if keys is not None:
+            keys.copy_(keys / 16 - 1)
+    return built
+
+
 def lone_sequences(case: GradientCase) -> list[tuple[slice, slice]]:
     """Rows and keys of every sequence of a case."""
     found = []
@@ -111,6 +136,9 @@ def ring_of(config: Any) -> tuple[int, int]:
     if hasattr(config, "step_rows"):
         return config.step_rows, config.step_rows * config.slots
     return config.BN, config.BN * config.key_stages
+
+
+Change = Callable[[BuiltGradients], BuiltGradients]
 
 
 @dataclass(frozen=True)
@@ -164,17 +192,19 @@ class Passes:
                 call.run()
         return gradients.tensors(), reports
 
-    def assert_right_clean_and_deaf_to_poison(self, case: GradientCase, seed: int = 1) -> None:
+    def assert_right_clean_and_deaf_to_poison(
+        self, case: GradientCase, seed: int = 1, change: Change = as_built
+    ) -> None:
         """By the acceptance rule, and with the same bits when all around the operands is NaN and
         some partitions run far ahead of others."""
         found = []
         for background, schedule in (("zero", "random"), ("nan", "unfair")):
-            built = on(case, background)
+            built = change(on(case, background))
             gradients, reports = self.run(built, forward(built), seed=seed, schedule=schedule)
             assert [str(f) for report in reports for f in report.findings] == []
             found.append(gradients)
         assert same_bits(found[1], found[0])
-        built = on(case)
+        built = change(on(case))
         for verdict in judge_twice(built, found[0], forward(built)):
             assert verdict.ok, verdict.report()
 

@@ -8,14 +8,24 @@ import pytest
 import torch
 
 from kernels.boundaries import UnevenMemory
-from kernels.gradients import CASES, FAR, NARROW, forward, on, same_bits
+from kernels.gradients import (
+    CASES,
+    FAR,
+    NARROW,
+    as_built,
+    deep_scores,
+    forward,
+    names_of,
+    on,
+    same_bits,
+)
 from kernels.hopper.backward.simulated import HOPPER
 from openmla.backward.operands import Wanted
 from openmla.kernels.hopper.backward import launch
 from openmla.lab.testing.gradients import GradientCase
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", names_of(CASES))
 def test_right_clean_and_deaf_to_poison(name: str) -> None:
     HOPPER.assert_right_clean_and_deaf_to_poison(CASES[name])
 
@@ -25,8 +35,12 @@ def test_far_rows_have_the_same_gradients(axis: int) -> None:
     assert HOPPER.is_right_and_clean_far_away(FAR, axis)
 
 
-def test_lengths_at_the_edges_of_the_plan() -> None:
-    HOPPER.assert_right_clean_and_deaf_to_poison(HOPPER.at_edges(GradientCase(NARROW)))
+@pytest.mark.parametrize("causal", [True, False])
+def test_lengths_at_the_edges_of_the_plan(causal: bool) -> None:
+    """Where all scores are far below 0, a key that is not there would show."""
+    case = HOPPER.at_edges(GradientCase(replace(NARROW, causal=causal)))
+    change = as_built if causal else deep_scores
+    HOPPER.assert_right_clean_and_deaf_to_poison(case, change=change)
 
 
 def test_far_statistics_give_the_same_gradients(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ _ALIGNED = 16  # elements: 16 bytes or more in every dtype
 LONE = 7
 LOUD = 512.0
 """Times a unit normal query: scores of hundreds to thousands, with the scales of the cases."""
-_ABSURD = 10**9 + 16  # a stride that is never used
+_ABSURD = 2**40  # a stride that is never used, and that no descriptor could have
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def uneven_strides(shape: Sequence[int], number: int) -> tuple[int, ...]:
     """Strides with gaps that differ by the number of the tensor and by dimension.
 
     >>> uneven_strides((2, 3, 4), 1), uneven_strides((2, 1, 4), 2)
-    ((144, 32, 1), (128, 1000000016, 1))
+    ((144, 32, 1), (128, 1099511627776, 1))
     """
     strides, step = [1], -(-shape[-1] // _ALIGNED) * _ALIGNED
     for depth, size in enumerate(reversed(shape[:-1])):

@@ -50,8 +50,11 @@ def test_far_statistics_give_the_same_gradients(monkeypatch: pytest.MonkeyPatch)
     BLACKWELL.assert_same_bits_with_far_statistics(FAR, monkeypatch)
 
 
-def test_rows_that_lie_unevenly_have_the_same_gradients() -> None:
-    assert BLACKWELL.is_right_and_clean_in(UnevenMemory(), FAR)
+@pytest.mark.parametrize("heads", [4, 1])
+def test_rows_that_lie_unevenly_have_the_same_gradients(heads: int) -> None:
+    """Of one head, the stride of heads says nothing."""
+    case = replace(FAR, case=replace(FAR.case, heads=heads))
+    assert BLACKWELL.is_right_and_clean_in(UnevenMemory(), case)
 
 
 @pytest.mark.slow

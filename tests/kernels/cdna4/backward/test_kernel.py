@@ -71,8 +71,11 @@ def test_lengths_at_the_edges_of_the_plan(causal: bool) -> None:
     CDNA4.assert_right_clean_and_deaf_to_poison(case, change=change)
 
 
-def test_rows_that_lie_unevenly_have_the_same_gradients() -> None:
-    assert CDNA4.is_right_and_clean_in(UnevenMemory(), FAR)
+@pytest.mark.parametrize("heads", [4, 1])
+def test_rows_that_lie_unevenly_have_the_same_gradients(heads: int) -> None:
+    """Of one head, the stride of heads says nothing."""
+    case = replace(FAR, case=replace(FAR.case, heads=heads))
+    assert CDNA4.is_right_and_clean_in(UnevenMemory(), case)
 
 
 @pytest.mark.slow

@@ -1503,6 +1503,20 @@ HARMLESS: tuple[Harmless, ...] = (
         "gl.store(start + head * output.head_stride, stat, mask=head < heads)",
         "Every call allocates what it writes here: heads of a token lie side by side.",
     ),
+    Harmless(
+        "kernels/hopper/dense/records.py",
+        "How",
+        "has_q_scale: bool = False",
+        "has_q_scale: bool = True",
+        "The kernel for e4m3 says whether there are scales, and the other does not ask.",
+    ),
+    Harmless(
+        "kernels/gluon/dequantize/launch.py",
+        "_named",
+        '"SIZE": size, "num_warps": WARPS, }',
+        '"SIZE": size, }',
+        "Four warps are what a launch has unless it says otherwise.",
+    ),
 )
 
 

@@ -1517,6 +1517,20 @@ HARMLESS: tuple[Harmless, ...] = (
         '"SIZE": size, }',
         "Four warps are what a launch has unless it says otherwise.",
     ),
+    Harmless(
+        "kernels/cdna4/sparse/rows.py",
+        "fetch_parts",
+        "latent_scales = fetch_scales(latent, parts.scales, numbers, first, source, 0, False, HOW)",
+        "latent_scales = fetch_scales(latent, parts.scales, numbers, first, source, 0, True, HOW)",
+        "Pieces are moved inside 32 columns, which share a scale.",
+    ),
+    Harmless(
+        "kernels/portable/latent.py",
+        "latent_kernel",
+        "start < end,",
+        "start < ((end) + 1),",
+        "A condition that holds in every step holds with a wider bound.",
+    ),
 )
 
 

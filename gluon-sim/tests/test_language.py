@@ -53,6 +53,17 @@ def test_running_sums():
     assert torch.equal(out, both.int())
 
 
+def test_lanes_that_write_one_element_must_agree():
+    out = torch.zeros(64, dtype=torch.int32)
+    assert simulate(language.pairs, 1, (out,), {"SAME": True}).ok
+    assert torch.equal(out, torch.arange(64, dtype=torch.int32))
+    report = simulate(language.pairs, 1, (out,), {"SAME": False})
+    assert report.kinds() == {Kind.RACE}
+    assert "lanes of one store write different values" in str(report)
+    nan = torch.full((64,), torch.nan)
+    assert simulate(language.pairs, 1, (nan.clone(),), {"SAME": True}).ok
+
+
 def test_named_tuples():
     x = torch.arange(5 * 130, dtype=torch.int32).view(5, 130)
     out = torch.zeros(2, 128, dtype=torch.int32)

@@ -31,6 +31,27 @@ class Blinded:
 
 
 BLINDED = (
+    Blinded(
+        "the last of several lanes is right",
+        f"{SIMULATOR}/memory/global_memory.py",
+        "if not self.contended and not _same_bits(self.flat[position], bits):",
+        "if False:",
+        f"{LANGUAGE}::test_lanes_that_write_one_element_must_agree",
+    ),
+    Blinded(
+        "an fp32 output may have been rounded",
+        f"{RULE}/compare.py",
+        "    if judgement.rule.alike:\n",
+        "    if False:\n",
+        f"{COMPARE}::test_an_fp32_output_that_was_rounded_on_its_way_is_found[dense-bf16]",
+    ),
+    Blinded(
+        "one of several such rows is not enough",
+        f"{RULE}/compare.py",
+        "if bool(every.any()):",
+        "if bool(every.all()):",
+        f"{COMPARE}::test_an_fp32_output_that_was_rounded_on_its_way_is_found[sparse-bf16]",
+    ),
     # Launches that overlap, and programs of one launch.
     Blinded(
         "a launch may touch what the one in front touches",

@@ -13,6 +13,7 @@ matters, so that it does not move when lines do. An example:
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from defects.drawing.source import Edit
@@ -43,6 +44,42 @@ class Harmless:
         )
 
 
+@dataclass(frozen=True)
+class Always:
+    """A kind of change that cannot matter wherever it is made."""
+
+    operator: str
+    old: str
+    """A regular expression for all of the text that changes."""
+    reason: str
+
+    def covers(self, edit: Edit) -> bool:
+        """Whether an edit is of this kind."""
+        return edit.operator == self.operator and bool(re.fullmatch(self.old, edit.old.strip()))
+
+
+ALWAYS = (
+    Always(
+        "twice",
+        r"(\w+\.)?(store_wait|wait_group|warpgroup_mma_wait)\(\d+\)",
+        "As few groups are in flight as the first wait has left.",
+    ),
+    Always(
+        "twice",
+        r"thread_barrier\(\)|fence_async_shared\(\)",
+        "Between the two nothing happens that the second could order or publish.",
+    ),
+    Always(
+        "twice",
+        r"let_next_begin\(\)|wait_for_kernel_before\(\)",
+        "What a launch says or waits for once holds from then on.",
+    ),
+    Always(
+        "entry dropped",
+        r'"num_warps": 4,?',
+        "Four warps are what a launch has unless it says otherwise.",
+    ),
+)
 HARMLESS: tuple[Harmless, ...] = (
     Harmless(
         "kernels/cdna4/dense/kernel.py",
@@ -1186,9 +1223,303 @@ HARMLESS: tuple[Harmless, ...] = (
         "programs = max(total // WGMMA_ROWS",
         "How many programs share the tiles is a matter of speed: each goes on by their number.",
     ),
+    Harmless(
+        "kernels/gluon/scores.py",
+        "opaque_zero",
+        'return gl.inline_asm_elementwise( "mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1 )',
+        'return gl.inline_asm_elementwise( "mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=True, pack=1 )',
+        "The number is 0 whether the compiler knows it or not.",
+    ),
+    Harmless(
+        "kernels/blackwell/sparse/softmax.py",
+        "rescale_rows",
+        "for i in gl.static_range(ATOMS * 256 // WIDTH):",
+        "for i in gl.static_range((((ATOMS * 256) + (WIDTH) - 1) // (WIDTH))):",
+        "Columns of O are a whole number of parts.",
+    ),
+    Harmless(
+        "kernels/blackwell/sparse/launch.py",
+        "constexprs_of",
+        'num_mbars=config.num_mbars, v_atoms=config.v_depth // config.SV_ATOM_MMA_N, indexing=indexing, ), "SPLIT":',
+        'num_mbars=config.num_mbars, v_atoms=(-(-(config.v_depth) // (config.SV_ATOM_MMA_N))), indexing=indexing, ), "SPLIT":',
+        "V is 256 or 512 columns wide, whole atoms.",
+    ),
+    Harmless(
+        "kernels/cdna4/backward/walk.py",
+        "copy_step",
+        "async_copy.commit_group()",
+        "async_copy.commit_group() async_copy.commit_group()",
+        "Every wait is for all groups, the empty one among them.",
+    ),
+    Harmless(
+        "kernels/cdna4/backward/key_pass.py",
+        "statistics_of",
+        "return cdna4.buffer_load(ptr + first.to(gl.int64), query, mask=query * 0 + first < stop)",
+        "return cdna4.buffer_load(ptr + first.to(gl.int64), query, mask=None)",
+        "Nobody reads the statistics of a step past the last, and the workspace has a tile to spare.",
+    ),
+    Harmless(
+        "kernels/cdna4/backward/launch.py",
+        "_key_pass",
+        "yield Call(key_pass_kernel, tiles * heads, {**shared, **own})",
+        "yield Call(key_pass_kernel, (tiles * heads) + 1, {**shared, **own})",
+        "A program more finds no tile, and ends.",
+    ),
+    Harmless(
+        "kernels/cdna4/backward/launch.py",
+        "calls",
+        "tiles = config.tiles(total_q, op.cu_seqlens_q.shape[0] - 1)",
+        "tiles = config.tiles(total_q, op.cu_seqlens_q.shape[0] + 1)",
+        "Tiles more than there are find no rows.",
+    ),
+    Harmless(
+        "kernels/cdna4/layouts.py",
+        "matrix_layouts",
+        "instr_shape=[32, 32, depth], transposed=True, warps_per_cta=[num_warps //",
+        "instr_shape=[32, 32, depth], transposed=False, warps_per_cta=[num_warps //",
+        "Which lane holds which product: all layouts of the kernel follow from this one, and no value depends on it.",
+    ),
+    Harmless(
+        "kernels/gluon/dequantize/v4_rows.py",
+        "load_tail",
+        "L: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [WARPS, 1], [1, 0])",
+        "L: gl.constexpr = gl.BlockedLayout([1, 8], [(((32) + (LANES) - 1) // (LANES)), LANES], [WARPS, 1], [1, 0])",
+        "The division has no remainder.",
+    ),
+    Harmless(
+        "kernels/gluon/dequantize/kernels.py",
+        "dequantize_columns",
+        "rope = gl.load(start, mask=(here >= 0)[:, None], other=0.0)",
+        "rope = gl.load(start, mask=(here >= 0)[:, None], other=(0.0) + 1)",
+        "Rows that are not there are not stored.",
+    ),
+    Harmless(
+        "kernels/gluon/dequantize/launch.py",
+        "v4_rows_of",
+        "unit = VECTOR_BYTES // data.element_size()",
+        "unit = (-(-(VECTOR_BYTES) // (data.element_size())))",
+        "The division has no remainder.",
+    ),
+    Harmless(
+        "kernels/gluon/barriers.py",
+        "let_next_begin",
+        'gl.inline_asm_elementwise( "griddepcontrol.launch_dependents; mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1, )',
+        'gl.inline_asm_elementwise( "griddepcontrol.launch_dependents; mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=True, pack=1, )',
+        "A launch that says nothing is followed by the next when it ends: a matter of speed.",
+    ),
+    Harmless(
+        "kernels/hopper/few/values.py",
+        "write_columns",
+        "result = gl.where(factors == 0.0, 0.0, O * factors).to(out.base.dtype.element_ty)",
+        "result = gl.where(factors == 0.0, 0.0, O * factors)",
+        "A store converts to the type of its pointer.",
+    ),
+    Harmless(
+        "kernels/hopper/few/rows.py",
+        "copied_rope",
+        "cp_async(tile, start[:, None] + column[None, :], mask=(keys >= 0)[:, None])",
+        "cp_async(tile, start[:, None] + column[None, :], mask=(keys >= ((0) - 1))[:, None])",
+        "Scores of rows that are not there are replaced by -inf, whatever rope they were made of.",
+    ),
+    Harmless(
+        "kernels/hopper/few/launch.py",
+        "few_calls",
+        "TileLayouts( latent=tile_layout(columns.latent // 2), rope=tile_layout(columns.rope",
+        "TileLayouts( latent=tile_layout((-(-(columns.latent) // (2)))), rope=tile_layout(columns.rope",
+        "Rows have 128, 256 or 512 latent columns.",
+    ),
+    Harmless(
+        "kernels/cdna4/tiles.py",
+        "blocks_entered",
+        "last = first_key(seen + gl.minimum(rows, BM) - 1, window)",
+        "last = first_key(seen + gl.maximum(rows, BM) - 1, window)",
+        "More blocks are masked that need no mask; a window cuts them the same.",
+    ),
+    Harmless(
+        "kernels/cdna4/tiles.py",
+        "key_span",
+        "start = gl.load(sequences.starts_ptr + sequence, mask=sequence < batch, other=0)",
+        "start = gl.load(sequences.starts_ptr + sequence, mask=sequence < batch, other=(0) + 1)",
+        "A sequence that is not real has no keys, wherever they would begin.",
+    ),
+    Harmless(
+        "kernels/cdna4/dense/launch.py",
+        "calls",
+        "tiles = op.q.shape[0] // block.BM + batch + 1",
+        "tiles = (-(-(op.q.shape[0]) // (block.BM))) + batch + 1",
+        "Programs more than there are tiles find none, and end.",
+    ),
+    Harmless(
+        "kernels/blackwell/dequantize.py",
+        "row_scales",
+        "return gl.load(scales.base + here, mask=exists, other=0.0)",
+        "return gl.load(scales.base + here, mask=exists, other=(0.0) + 1)",
+        "Scores of rows that do not exist are replaced by -inf, whatever they were made of.",
+    ),
+    Harmless(
+        "kernels/blackwell/backward/key_pass.py",
+        "group",
+        "RL: gl.constexpr = gl.SliceLayout(1, row_registers(gl.float32, BQ // 2, 1))",
+        "RL: gl.constexpr = gl.SliceLayout(1, row_registers(gl.float32, (((BQ) + (2) - 1) // (2)), 1))",
+        "A step has an even number of queries.",
+    ),
+    Harmless(
+        "kernels/cdna4/dense/launch.py",
+        "_rope",
+        '"rope_ptr": data, "rope_stride_page": data.stride(0) // piece, "rope_stride_t": data.stride(1)',
+        '"rope_ptr": data, "rope_stride_page": (-(-(data.stride(0)) // (piece))), "rope_stride_t": data.stride(1)',
+        "Pages begin at multiples of 16 bytes.",
+    ),
+    Harmless(
+        "kernels/cdna4/sparse/launch.py",
+        "_rows",
+        'found[f"{name}_stride_page"] = 0 if x is None else x.stride(0) // unit',
+        'found[f"{name}_stride_page"] = 1 if x is None else x.stride(0) // unit',
+        "Where there is no tensor nobody reads by its stride.",
+    ),
+    Harmless(
+        "kernels/hopper/backward/query_pass.py",
+        "load_queries",
+        "mbarrier.wait(bars.q_empty.index(w), phase)",
+        "mbarrier.wait(bars.q_empty.index(w), phase) mbarrier.wait(bars.q_empty.index(w), phase)",
+        "A wait for a phase that has completed passes at once, and no other begins before these queries are read.",
+    ),
+    Harmless(
+        "kernels/gluon/gradients/work_items.py",
+        "work_item",
+        "masked = (gl.maximum(limit + OWN - 1, 0) + STEP - 1) // STEP - first",
+        "masked = (((gl.maximum(limit + OWN - 1, 0) + STEP - 1) + (STEP) - 1) // (STEP)) - first",
+        "A mask over a block more, in which nothing is hidden, changes no score; it takes time.",
+    ),
+    Harmless(
+        "kernels/hopper/dense/merge.py",
+        "merge_kernel",
+        "at_lse = lse_ptr + token * lse_stride_t.to(gl.int64) + head * lse_stride_h.to(gl.int64)",
+        "at_lse = lse_ptr + token * lse_stride_t + head * lse_stride_h.to(gl.int64)",
+        "A token's number has 64 bits here, and its product with a stride has.",
+    ),
+    Harmless(
+        "kernels/hopper/dense/launch.py",
+        "descriptors",
+        "if rope and op.rope_cache is not None and op.block_table is not None:",
+        "if rope and op.rope_cache is not None or op.block_table is not None:",
+        "A table comes with the cache that its rope comes from.",
+    ),
+    Harmless(
+        "kernels/hopper/dense_fp8/softmax.py",
+        "masked_scores",
+        "scores = gl.reshape(S, [64, BN // 8, 4, 2])",
+        "scores = gl.reshape(S, [64, (((BN) + (8) - 1) // (8)), 4, 2])",
+        "A block has a multiple of 8 keys.",
+    ),
+    Harmless(
+        "kernels/hopper/dense_fp8/softmax.py",
+        "rescale_quads",
+        "return gl.inline_asm_elementwise( RESCALE_64, RESCALE_64_TYPES, [O, by], dtype=gl.float32, is_pure=True, pack=64 )",
+        "return gl.inline_asm_elementwise( RESCALE_64, RESCALE_64_TYPES, [O, by], dtype=gl.float32, is_pure=False, pack=64 )",
+        "Assembly that may do more than compute is kept where it stands; it computes the same.",
+    ),
+    Harmless(
+        "kernels/hopper/dense_fp8/products.py",
+        "_turn_signs_of",
+        "scale = gl.load(q_scale_ptr + (tile.token + row), mask=row < tile.rows, other=0.0)",
+        "scale = gl.load(q_scale_ptr + (tile.token + row), mask=row < tile.rows, other=(0.0) + 1)",
+        "Rows past the last query are not stored.",
+    ),
+    Harmless(
+        "kernels/hopper/few/rows.py",
+        "words",
+        "IN: gl.constexpr = WIDTH // BLOCKS // 4",
+        "IN: gl.constexpr = (((WIDTH // BLOCKS) + (4) - 1) // (4))",
+        "The division has no remainder.",
+    ),
+    Harmless(
+        "kernels/hopper/latent/kernel.py",
+        "right_step",
+        "S_next = issue_scores(smem.q, smem.k, k_ready, b, phase, 1, SL, DIMS, True)",
+        "S_next = issue_scores(smem.q, smem.k, k_ready, b, phase, 1, SL, DIMS, False)",
+        "A fence more than copies need: a matter of speed.",
+    ),
+    Harmless(
+        "kernels/hopper/latent_fp8/kernel.py",
+        "column_tiles",
+        "if DIMS.rope > 0:",
+        "if DIMS.rope > 1:",
+        "Rows have no rope or 64 columns of it.",
+    ),
+    Harmless(
+        "kernels/hopper/latent_fp8/values.py",
+        "load_pairs",
+        "return gl.split(gl.permute(gl.reshape(pairs, [KEYS // 2, 2, PAIRS]), (0, 2, 1)))",
+        "return gl.split(gl.permute(gl.reshape(pairs, [(((KEYS) + (2) - 1) // (2)), 2, PAIRS]), (0, 2, 1)))",
+        "A block has an even number of keys.",
+    ),
+    Harmless(
+        "kernels/hopper/sparse_backward/launch.py",
+        "(module)",
+        "MOST_ROWS = 2**31 - 1",
+        "MOST_ROWS = 2**31 + 1",
+        "No list names row 2^31, and no pool of fewer rows is counted otherwise.",
+    ),
+    Harmless(
+        "kernels/portable/rows.py",
+        "_bf16_columns",
+        "start = (rows.data_ptr + ROW.tail_at).to(tl.pointer_type(tl.bfloat16), bitcast=True)",
+        "start = (rows.data_ptr + ROW.tail_at).to(tl.pointer_type(tl.bfloat16), bitcast=False)",
+        "A pointer that becomes another keeps its bits either way.",
+    ),
+    Harmless(
+        "kernels/portable/sparse_backward/row_pass.py",
+        "sparse_row_pass_kernel",
+        "p = weights_of(s, stats.total[:, None], ok[None, :], True)",
+        "p = weights_of(s, stats.total[:, None], ok[None, :], False)",
+        "What an entry that does not count gives is not written, and goes into no other row.",
+    ),
+    Harmless(
+        "kernels/cdna4/sparse/sources.py",
+        "attend_kernel",
+        "gl.store(at, shift * LN_2, mask=row < here)",
+        "gl.store(at, shift * LN_2, mask=row <= here)",
+        "A call over sources has no max_logits to write.",
+    ),
+    Harmless(
+        "kernels/hopper/few/rows.py",
+        "write_stat",
+        "gl.store(start + head * output.head_stride.to(gl.int64), stat, mask=head < heads)",
+        "gl.store(start + head * output.head_stride, stat, mask=head < heads)",
+        "Every call allocates what it writes here: heads of a token lie side by side.",
+    ),
+    Harmless(
+        "kernels/hopper/dense/records.py",
+        "How",
+        "has_q_scale: bool = False",
+        "has_q_scale: bool = True",
+        "The kernel for e4m3 says whether there are scales, and the other does not ask.",
+    ),
+    Harmless(
+        "kernels/gluon/dequantize/launch.py",
+        "_named",
+        '"SIZE": size, "num_warps": WARPS, }',
+        '"SIZE": size, }',
+        "Four warps are what a launch has unless it says otherwise.",
+    ),
+    Harmless(
+        "kernels/cdna4/sparse/rows.py",
+        "fetch_parts",
+        "latent_scales = fetch_scales(latent, parts.scales, numbers, first, source, 0, False, HOW)",
+        "latent_scales = fetch_scales(latent, parts.scales, numbers, first, source, 0, True, HOW)",
+        "Pieces are moved inside 32 columns, which share a scale.",
+    ),
+    Harmless(
+        "kernels/portable/latent.py",
+        "latent_kernel",
+        "start < end,",
+        "start < ((end) + 1),",
+        "A condition that holds in every step holds with a wider bound.",
+    ),
 )
 
 
-def reason(edit: Edit, known: tuple[Harmless, ...] = HARMLESS) -> str:
+def reason(edit: Edit, known: tuple[Harmless | Always, ...] = (*ALWAYS, *HARMLESS)) -> str:
     """Why a change cannot matter; nothing where nobody has said so."""
     return next((each.reason for each in known if each.covers(edit)), "")

@@ -28,7 +28,7 @@ from defects.drawing.judge import (
 from defects.drawing.kernels import FAMILIES, KERNELS, ROOT, Kernel, Suite, family
 from defects.drawing.selection import counts, wanted
 from defects.drawing.source import Edit, Source
-from defects.harmless import HARMLESS, Harmless, reason
+from defects.harmless import ALWAYS, HARMLESS, Harmless, reason
 
 PACKAGE = ROOT / "src" / "openmla"
 LEAST = 30
@@ -259,6 +259,24 @@ def test_tests_that_execute_a_line_come_before_those_that_were_collected_with_it
 def change_of(repository: Repository, becomes: str) -> Edit:
     """The change of the toy that makes this statement."""
     return next(e for e in of_file(repository.source, "sums.py") if e.becomes == becomes)
+
+
+@pytest.mark.parametrize(
+    ("operator", "old", "known"),
+    [
+        ("twice", "tma.store_wait(0)", True),
+        ("twice", "thread_barrier()", True),
+        ("twice", "mbarrier.wait(bar, 0)", False),
+        ("twice", "mbarrier.arrive(bar, count=1)", False),
+        ("dropped", "thread_barrier()", False),
+        ("entry dropped", '"num_warps": 4, ', True),
+        ("entry dropped", '"num_warps": 8', False),
+    ],
+)
+def test_what_never_matters_is_told_by_the_change(operator: str, old: str, known: bool) -> None:
+    edit = Edit("a.py", 0, 1, "", operator, "host", 1, "f", old, old, "", 1)
+    assert bool(reason(edit)) == known
+    assert all(each.reason.endswith(".") for each in ALWAYS)
 
 
 def test_a_part_of_a_statement_tells_a_harmless_change(toy: Repository) -> None:

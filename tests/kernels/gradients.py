@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 from types import ModuleType
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 import openmla
-from gluon_sim import Kind, Limits, Report, intercept
+from gluon_sim import Kind, Limits, Report, intercept, unreserved
 from kernels.far_memory import FarMemory
 from kernels.mutants import Defect
 from openmla.backward.operands import EVERY, Gradients, Wanted
@@ -55,6 +57,22 @@ CASES: dict[str, GradientCase] = {
 }
 # Rings of both passes turn several times, over several work items of a program.
 RINGS = GradientCase(replace(NARROW, heads=1, q_lens=(260, 130), k_lens=(300, 400), causal=False))
+FAR_ROWS = 2**29
+"""Of the statistics of one head, which are as many as tokens: of four heads they pass 2^31."""
+# Four tokens and four heads at least: half of them lie past element 2^31 in far memory.
+FAR = GradientCase(
+    replace(NARROW, heads=4, q_lens=(8, 1), k_lens=(8, 70), rope="per_head"),
+    d_lse=True,
+)
+
+
+LATER = ("edges", "strided")
+"""Cases that `make test` has from plans: lengths at their edges, and uneven memory."""
+
+
+def names_of(cases: Mapping[str, GradientCase]) -> list[Any]:
+    """The names of cases, those that are run later marked."""
+    return [pytest.param(n, marks=pytest.mark.long) if n in LATER else n for n in cases]
 
 
 @dataclass(frozen=True)
@@ -87,6 +105,22 @@ def same_bits(got: dict[str, Tensor], want: dict[str, Tensor]) -> bool:
     return all(torch.equal(*(x.contiguous().view(integer[x.dtype]) for x in p)) for p in pairs)
 
 
+def as_built(built: BuiltGradients) -> BuiltGradients:
+    """A case as it is."""
+    return built
+
+
+def deep_scores(built: BuiltGradients) -> BuiltGradients:
+    """A case whose scores are all about -200. A key that is not there and counts all the same, with
+    a score of 0, has an infinite weight; where scores are small its row of zeros hides it."""
+    op = built.operands
+    op.q.copy_(16 + op.q)
+    for keys in (op.k_nope, op.k_rope):
+        if keys is not None:
+            keys.copy_(keys / 16 - 1)
+    return built
+
+
 def lone_sequences(case: GradientCase) -> list[tuple[slice, slice]]:
     """Rows and keys of every sequence of a case."""
     found = []
@@ -95,6 +129,16 @@ def lone_sequences(case: GradientCase) -> list[tuple[slice, slice]]:
         found.append((slice(q_first, q_first + q_len), slice(k_first, k_first + k_len)))
         q_first, k_first = q_first + q_len, k_first + k_len
     return found
+
+
+def ring_of(config: Any) -> tuple[int, int]:
+    """Rows of a step of a backward pass, and of a whole ring of them."""
+    if hasattr(config, "step_rows"):
+        return config.step_rows, config.step_rows * config.slots
+    return config.BN, config.BN * config.key_stages
+
+
+Change = Callable[[BuiltGradients], BuiltGradients]
 
 
 @dataclass(frozen=True)
@@ -148,17 +192,19 @@ class Passes:
                 call.run()
         return gradients.tensors(), reports
 
-    def assert_right_clean_and_deaf_to_poison(self, case: GradientCase, seed: int = 1) -> None:
+    def assert_right_clean_and_deaf_to_poison(
+        self, case: GradientCase, seed: int = 1, change: Change = as_built
+    ) -> None:
         """By the acceptance rule, and with the same bits when all around the operands is NaN and
         some partitions run far ahead of others."""
         found = []
         for background, schedule in (("zero", "random"), ("nan", "unfair")):
-            built = on(case, background)
+            built = change(on(case, background))
             gradients, reports = self.run(built, forward(built), seed=seed, schedule=schedule)
             assert [str(f) for report in reports for f in report.findings] == []
             found.append(gradients)
         assert same_bits(found[1], found[0])
-        built = on(case)
+        built = change(on(case))
         for verdict in judge_twice(built, found[0], forward(built)):
             assert verdict.ok, verdict.report()
 
@@ -220,15 +266,59 @@ class Passes:
     ) -> bool:
         """Operands, what the forward pass saved and gradients past element 2^31 have the same
         bits."""
+        return self.is_right_and_clean_in(FarMemory(axis), case, launch)
+
+    def is_right_and_clean_in(
+        self,
+        memory: Memory,
+        case: GradientCase,
+        launch: ModuleType | None = None,
+        operands: Memory | None = None,
+    ) -> bool:
+        """What the forward pass saved and gradients in another memory have the same bits; operands
+        lie there as well, unless in a memory of their own."""
         built = on(case)
         saved = forward(built)
         want, _ = self.run(built, saved)
-        far = FarMemory(axis)
-        apart = build_gradients(case, far)
-        out, lse = (moved(x, far) for x in saved)
+        apart = build_gradients(case, operands or memory)
+        out, lse = (moved(x, memory) for x in saved)
         assert out is not None and lse is not None and out.stride() != saved.out.stride()
-        got, reports = self.run(apart, Saved(out, lse), memory=far, launch=launch)
+        got, reports = self.run(apart, Saved(out, lse), memory=memory, launch=launch)
         return all(report.ok for report in reports) and same_bits(got, want)
+
+    def assert_same_bits_with_far_statistics(
+        self, case: GradientCase, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What one pass leaves to the other has offsets of 64 bits as well."""
+        built = on(case)
+        saved = forward(built)
+        want, _ = self.run(built, saved)
+        new_empty, heads = torch.Tensor.new_empty, built.operands.q.shape[1]
+        made = []
+
+        def apart(x: Tensor, *sizes: Any, **options: Any) -> Tensor:
+            if isinstance(sizes[0], int) and prod(sizes[:-1]) == 2 * heads:
+                room = unreserved(2 * heads * FAR_ROWS * 4)
+                made.append(torch.frombuffer(room, dtype=torch.float32))
+                return made[-1].view(*sizes[:-1], FAR_ROWS)
+            return new_empty(x, *sizes, **options)
+
+        monkeypatch.setattr(torch.Tensor, "new_empty", apart)
+        got, reports = self.run(built, saved)
+        assert len(made) == 1 and heads * FAR_ROWS >= 2**31
+        assert all(report.ok for report in reports) and same_bits(got, want)
+
+    def at_edges(self, case: GradientCase) -> GradientCase:
+        """A case with lengths one less than a tile, a block and a ring of the plan, as many, and
+        one more; some rows see no key."""
+        built = on(case)
+        config = self.plan_of(built, forward(built)).config
+        own, block, turn = config.own_rows, *ring_of(config)
+        lengths = {
+            "q_lens": (own - 1, own, own + 1, 3, turn + 1, block),
+            "k_lens": (block - 1, block, block + 1, turn + 1, own + 1, own - 1),
+        }
+        return replace(case, case=replace(case.case, heads=1, spare=0, **lengths))
 
     def check(
         self,

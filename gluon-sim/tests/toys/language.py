@@ -226,3 +226,10 @@ def filled(o_ptr, SIZE: gl.constexpr, WARPS: gl.constexpr):
     """The sum of SIZE ones, in a layout of WARPS warps."""
     ones = gl.full([SIZE], 1, gl.int32, gl.BlockedLayout([1], [32], [WARPS], [0]))
     gl.store(o_ptr, gl.sum(ones, 0))
+
+
+@gluon.jit
+def pairs(o_ptr, SAME: gl.constexpr):
+    """Two lanes write every element, both of them its number, or each its own."""
+    lane = gl.arange(0, 128, L1)
+    gl.store(o_ptr + lane // 2, lane // 2 if SAME else lane)

@@ -109,6 +109,7 @@ ATTENTION = tuple(
 
 LAUNCHES = (
     Suite("tests/kernels/test_launch.py"),
+    Suite("tests/kernels/test_launches.py"),
     Suite("tests/kernels/test_plan_constants.py"),
     Suite("tests/kernels/test_loop_values.py"),
 )
@@ -120,7 +121,7 @@ PLANS = tuple(
 
 def everywhere(*words: str) -> tuple[Suite, ...]:
     """The tests that all attention kernels have together, of some of them."""
-    files = ("test_far_rows.py", "test_wild_values.py")
+    files = ("test_far_rows.py", "test_wild_values.py", "test_boundaries.py")
     return (*LAUNCHES, *(Suite(f"tests/kernels/{file}", words) for file in files))
 
 

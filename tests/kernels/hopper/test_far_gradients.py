@@ -13,8 +13,8 @@ import pytest
 
 import kernels.hopper.sparse_backward.simulated as sparse
 import openmla.kernels.hopper as package
+from kernels.gradients import FAR as DENSE
 from kernels.hopper.backward.simulated import HOPPER
-from kernels.hopper.backward.test_kernel import FAR as DENSE
 from kernels.hopper.sparse_backward.test_kernel import FAR as SPARSE
 from kernels.mutants import load_mutant
 from kernels.patch import once

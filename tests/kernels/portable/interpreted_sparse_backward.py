@@ -15,7 +15,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -51,12 +51,13 @@ MOST_WORK = 300_000  # multiply-adds of a forward pass
 CAP = plan.PART_CAP
 _INTEGER = {torch.bfloat16: torch.int16, torch.float32: torch.int32}
 # Several blocks of heads and of entries, the last of one; a list of duplicates, ignored entries.
+# No width fills its tile.
 EDGES = Case(
     "sparse",
     17,
-    16,
-    8,
-    16,
+    24,
+    12,
+    24,
     q_lens=(3,),
     k_lens=(20,),
     topk=17,
@@ -142,9 +143,10 @@ def fuzz(first: int, number: int) -> Iterator[list[str]]:
 
 
 def edges(first: int, number: int) -> Iterator[list[str]]:
-    """One into a block, duplicates, with and without a gradient of lse."""
+    """One into a block, duplicates, with and without rope and a gradient of lse."""
     for seed in range(first, first + number):
-        kinds = {"index_kind": ("mixed", "duplicates")[seed % 2], "seed": seed}
+        kinds: dict[str, Any] = {"index_kind": ("mixed", "duplicates")[seed % 2], "seed": seed}
+        kinds["d_rope"] = 0 if seed % 2 else EDGES.d_rope
         built = build_row_gradients(GradientCase(replace(EDGES, **kinds), d_lse=seed % 3 == 0))
         saved = forward(built)
         both = judge_rows_twice(built, run(built, saved, TILES[seed % len(TILES)]), saved)

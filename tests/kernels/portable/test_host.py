@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from openmla.cache import LatentCache
 from openmla.kernels.portable import launch, quantize
+from openmla.kernels.portable.formats import row_constants
 
 pytest.importorskip("triton")
 
@@ -48,3 +50,22 @@ def test_rows_at_one_address_are_not_copied_in_bulk() -> None:
     x = torch.zeros(4, 2, 64, dtype=torch.bfloat16)
     assert launch._bulk_copied(x)
     assert not launch._bulk_copied(x[:, :1].expand(x.shape))
+
+
+@pytest.mark.parametrize(
+    ("page", "row", "first", "unaligned"),
+    [
+        (4 * 656, 656, 0, False),
+        (4 * 656 + 2, 656, 0, True),
+        (4 * 658, 658, 0, True),
+        (4 * 656, 656, 2, True),
+    ],
+    ids=["words", "pages", "rows", "the pool"],
+)
+def test_rows_are_read_by_words_where_all_of_them_lie_at_words(
+    page: int, row: int, first: int, unaligned: bool
+) -> None:
+    raw = torch.zeros(3 * page + 8, dtype=torch.uint8)
+    data = raw[first:].as_strided((3, 4, 656), (page, row, 1))
+    cache = LatentCache(data, None, 512, 64, "fp8_656")
+    assert row_constants(cache).is_unaligned == unaligned

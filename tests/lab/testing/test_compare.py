@@ -232,3 +232,34 @@ def test_weights_have_the_dtype_of_v():
         assert judge(built, outcome).ok
         beyond.append(not compare(outcome, built.truth(), columns=2).ok)
     assert any(beyond)  # by the rule for bf16 weights
+
+
+FORMS = {
+    "dense": Case("dense", 2, 32, 16, 32, q_lens=(3, 2), k_lens=(40, 9)),
+    "latent": Case(
+        "latent", 4, 64, 16, 64, q_lens=(3, 2), k_lens=(40, 9), scale=0.1, kv="bf16", page_size=16
+    ),
+    "sparse": Case("sparse", 4, 64, 16, 64, q_lens=(5,), k_lens=(70,), topk=33, scale=0.1),
+}
+
+
+@pytest.mark.parametrize(
+    ("form", "dtype"), [*((form, "bf16") for form in FORMS), ("dense", "fp16"), ("sparse", "fp16")]
+)
+def test_an_fp32_output_that_was_rounded_on_its_way_is_found(form, dtype):
+    """One row of one head is enough. The norms allow it: half of what they allow is for that."""
+    built = build(replace(FORMS[form], dtype=dtype, out="given", fp32_out=True))
+    outcome = built.run("cpu")
+    assert outcome.out.dtype == torch.float32 and judge(built, outcome).ok
+    row = outcome.out[1, 0]
+    row.copy_(row.to(built.operands.q.dtype))
+    verdict = judge(built, outcome)
+    assert not verdict.ok and "before it was fp32: 1 of" in verdict.report()
+
+
+def test_rows_that_are_of_a_narrow_type_anyhow_are_left_alone():
+    """A row of one key is V; where all scores are equal sums of small integers are exact."""
+    one = replace(FORMS["dense"], k_lens=(1, 9), q_lens=(1, 2), out="given", fp32_out=True)
+    for case in (one, replace(one, values="exact", scale=0.25)):
+        built = build(case)
+        assert judge(built, built.run("cpu")).ok

@@ -35,6 +35,12 @@ def _zeros(number: int) -> Array:
     return np.frombuffer(unreserved(4 * number), np.int32)
 
 
+def _same_bits(x: Array, y: Array) -> bool:
+    """Whether two arrays of one type are equal, NaN too."""
+    bits = f"u{x.dtype.itemsize}"
+    return bool((np.ascontiguousarray(x).view(bits) == np.ascontiguousarray(y).view(bits)).all())
+
+
 class GlobalBuffer:
     """One tensor argument: the bits of its storage, its bounds, how often each was stored, and who
     touched it last (`cells`). `contended`: programs may overwrite one another's stores."""
@@ -142,7 +148,8 @@ class GlobalBuffer:
         return np.where(where, values, fill).astype(self.dtype.register)
 
     def store(self, pointer: Pointer, values: Any, mask: Any = None) -> None:
-        """Write values where the mask is on, and count the writes."""
+        """Write values where the mask is on, and count the writes. Lanes that write one element
+        agree on its value, or which of them is last decides."""
         position, where = self.resolve(pointer, mask, "store")
         self.touch(position, where, "store", write=True)
         bits = np.broadcast_to(self.dtype.encode(np.asarray(values)), position.shape)
@@ -150,6 +157,9 @@ class GlobalBuffer:
             position, bits = position[where], bits[where]
         self.flat[position] = bits
         np.add.at(self.counts, position, 1)
+        if not self.contended and not _same_bits(self.flat[position], bits):
+            what = f"lanes of one store write different values to an element of {self.name}"
+            current().report(Kind.RACE, what, buffer=self.name)
 
 
 class Descriptor:

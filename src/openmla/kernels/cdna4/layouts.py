@@ -6,6 +6,7 @@ swizzle: `write` is the same memory unswizzled (the kernel permutes the source i
 the swizzle.
 """
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from triton.experimental.gluon import language as gl
@@ -66,6 +67,7 @@ def register_layout(copy: CopyBases) -> Any:
     return gl.DistributedLinearLayout(copy.registers, copy.lanes, copy.warps, [], copy.shape)
 
 
+@lru_cache(maxsize=64)
 def k_layouts(rows: int, width: int, element_bytes: int, num_warps: int, strip: int) -> TileLayouts:
     """`width` columns of a K slot; fragments are read from strips of so many rows: one sub-block
     wide if there are as many rows in one, else as wide as the part."""
@@ -85,11 +87,13 @@ def q_layouts(rows: int, num_warps: int) -> TileLayouts:
     return k_layouts(rows, 64, 1, num_warps, rows)
 
 
+@lru_cache(maxsize=64)
 def v_layouts(slot: VMap, element_bytes: int) -> TileLayouts:
     """A V slot of either kind."""
     return _one_map(v_bases(slot), slot, element_bytes)
 
 
+@lru_cache(maxsize=64)
 def latent_layouts(slot: LatentSlot) -> TileLayouts:
     """A slot of latent rows."""
     return _one_map(latent_bases(slot), slot, slot.element_bytes)
@@ -129,6 +133,7 @@ def matrix_layouts(
     )
 
 
+@lru_cache(maxsize=64)
 def rope_layouts(rows: int, num_warps: int) -> TileLayouts:
     """The 64 rope columns of latent rows, 16 bits each: swizzled sub-blocks, read by 32 rows."""
     slot = KSlot(32, 64, 64, 2, num_warps // 2)

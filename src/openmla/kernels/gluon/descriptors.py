@@ -37,7 +37,7 @@ def _layout_of(x: Tensor, columns: int, rank: int, span: int = 0) -> Any:
 def rows_of_heads(x: Tensor, rows: int, columns: int, span: int = 0) -> Any:
     """Boxes of `rows` rows and `columns` columns of one head of x [rows, heads, columns]."""
     box = [rows, 1, columns]
-    return TensorDescriptor(x, list(x.shape), _strides(x), box, _layout_of(x, columns, 3, span))
+    return TensorDescriptor(x, list(x.shape), box_strides(x), box, _layout_of(x, columns, 3, span))
 
 
 def shared_rows(x: Tensor, rows: int, span: int = 0, columns: int = 0) -> Any:
@@ -57,7 +57,7 @@ def ragged(x: Tensor, rows: int) -> Any:
         R * (RAGGED_STRIDE - stride) + (s + n) * stride + (R - n + r) * stride
         = R * RAGGED_STRIDE + (s + r) * stride = (s + r) * stride   modulo 2^64 bytes.
     """
-    stride_t, stride_h, _ = _strides(x)
+    stride_t, stride_h, _ = box_strides(x)
     shape = [UNBOUNDED, UNBOUNDED, RAGGED_ROWS, x.shape[1], x.shape[2]]
     strides = [RAGGED_STRIDE - stride_t, stride_t, stride_t, stride_h, 1]
     box = [1, 1, rows, 1, x.shape[2]]
@@ -69,7 +69,7 @@ def pages(x: Tensor, rows: int, columns: int = 0) -> Any:
     `shared_rows`."""
     columns = columns or x.shape[2]
     box = [1, rows, columns]
-    return TensorDescriptor(x, list(x.shape), _strides(x), box, _layout_of(x, columns, 3))
+    return TensorDescriptor(x, list(x.shape), box_strides(x), box, _layout_of(x, columns, 3))
 
 
 def words(x: Tensor, rows: int) -> Any:
@@ -84,7 +84,7 @@ def lines(x: Tensor, columns: int) -> Any:
     return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, columns], layout)
 
 
-def _strides(x: Tensor) -> list[int]:
+def box_strides(x: Tensor) -> list[int]:
     """Strides; where there is one head only, its stride may be anything and is never used."""
     strides = list(x.stride())
     if x.shape[1] == 1:

@@ -20,7 +20,9 @@ bf16 and fp32 that happens at 2^-126). Four keys with P = 1, 2^-20, 2^-21, 2^-26
 weights may cost 3 * 2^-25 = 8.9e-8. P has the dtype of V, which may be fp16 where the output is
 bf16: beside e4m3 queries. Where a kernel is known to round weights for e4m3 values to e4m3 as well,
 the u of the second term is theirs, 2^-4. Beside an fp32 output of narrower inputs the u of the
-first term is fp32's, and the second keeps that of the inputs (`rule_of_fp32`).
+first term is fp32's, and the second keeps that of the inputs (`rule_of_fp32`); and no row may
+consist of numbers of the narrower type where the truth lies between such numbers, which is what an
+output rounded to it on its way looks like.
 
 That is an upper bound, and an upper bound alone misses small errors in every element, so more is
 bounded as well (limits in `Rule`), beyond what `score` and the floors allow:
@@ -109,6 +111,12 @@ FP8_WEIGHTS = replace(
 
 
 HALF_AS_MANY = 0.5**0.5
+NARROW = {2.0**-8: torch.bfloat16, 2.0**-11: torch.float16}
+"""The type of a unit roundoff."""
+FLUSHED = 2.0**-100
+"""Smaller numbers are 0 or denormals on their way, which are of every type."""
+ENOUGH_BETWEEN = 16
+"""So many numbers of a row are not all of a narrower type by chance: one is in 2^16, or in 2^13."""
 
 
 def rule_of_fp32(narrow: Rule) -> Rule:
@@ -222,6 +230,8 @@ def compare(
     frobenius, worst_row, bias = judgement.whole(), judgement.rows(), judgement.bias()
     if exact:
         judgement.exact()
+    if judgement.rule.alike:
+        judgement.rounded_before(NARROW[judgement.rule.alike])
     lse = 0.0
     if outcome.lse is not None:
         lse = judgement.per_row("lse", outcome.lse, truth.lse)
@@ -321,6 +331,22 @@ class _Judgement:
         if bool((share > limit).any()):
             self._blame("row error too large", share > limit, share)
         return float(share.max())
+
+    def rounded_before(self, narrow: torch.dtype) -> None:
+        """An fp32 output holds what was computed, not numbers of the inputs' type. Of a row those
+        elements tell whose truth is not near such a number; rows of few are taken together."""
+        if not self.out.numel():
+            return
+        truth = self.truth.out
+        near = (truth - truth.to(narrow).double()).abs() <= self.rule.alike / 16 * truth.abs()
+        tells = ~near & ~self.lost & self.raw.isfinite() & (self.raw.abs() > FLUSHED)
+        fits = self.raw.to(narrow).to(self.raw.dtype) == self.raw
+        every = (fits | ~tells).all(dim=-1) & (tells.sum(dim=-1) >= ENOUGH_BETWEEN)
+        if int(tells.sum()) >= ENOUGH_BETWEEN and bool(fits[tells].all()):
+            every = every | tells.any(dim=-1)
+        if bool(every.any()):
+            what = f"rounded to {str(narrow).removeprefix('torch.')} before it was fp32"
+            self._blame(what, every, every)
 
     def bias(self) -> float:
         """The factor b that explains out = (1 + b) truth best; rounding to nearest has none."""

@@ -7,18 +7,54 @@ from dataclasses import replace
 import pytest
 
 from kernels.blackwell.backward.simulated import BLACKWELL
-from kernels.gradients import CASES, NARROW, RINGS, forward, on
+from kernels.boundaries import UnevenMemory
+from kernels.gradients import (
+    CASES,
+    FAR,
+    NARROW,
+    RINGS,
+    as_built,
+    deep_scores,
+    forward,
+    names_of,
+    on,
+)
 from openmla.backward.operands import Wanted
 from openmla.lab.testing.gradients import GradientCase
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", names_of(CASES))
 def test_right_clean_and_deaf_to_poison(name: str) -> None:
     BLACKWELL.assert_right_clean_and_deaf_to_poison(CASES[name])
 
 
 def test_rings_that_turn_are_right_clean_and_deaf_to_poison() -> None:
     BLACKWELL.assert_right_clean_and_deaf_to_poison(RINGS)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_far_rows_have_the_same_gradients(axis: int) -> None:
+    assert BLACKWELL.is_right_and_clean_far_away(FAR, axis)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_lengths_at_the_edges_of_the_plan(causal: bool) -> None:
+    """Where all scores are far below 0, a key that is not there would show."""
+    case = BLACKWELL.at_edges(GradientCase(replace(NARROW, causal=causal)))
+    BLACKWELL.assert_right_clean_and_deaf_to_poison(
+        case, change=as_built if causal else deep_scores
+    )
+
+
+def test_far_statistics_give_the_same_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    BLACKWELL.assert_same_bits_with_far_statistics(FAR, monkeypatch)
+
+
+@pytest.mark.parametrize("heads", [4, 1])
+def test_rows_that_lie_unevenly_have_the_same_gradients(heads: int) -> None:
+    """Of one head, the stride of heads says nothing."""
+    case = replace(FAR, case=replace(FAR.case, heads=heads))
+    assert BLACKWELL.is_right_and_clean_in(UnevenMemory(), case)
 
 
 @pytest.mark.slow

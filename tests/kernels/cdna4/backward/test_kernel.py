@@ -7,9 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kernels.boundaries import UnevenMemory
 from kernels.cdna4.backward.simulated import CDNA4
-from kernels.gradients import forward, on, same_bits
+from kernels.far_memory import FarMemory
+from kernels.gradients import FAR as NARROW_FAR
+from kernels.gradients import as_built, deep_scores, forward, names_of, on, same_bits
 from openmla.backward.operands import Wanted
+from openmla.errors import Unsupported
 from openmla.lab.testing.case import Case
 from openmla.lab.testing.gradients import GradientCase
 
@@ -38,14 +42,40 @@ CASES: dict[str, GradientCase] = {
     "small gradients": GradientCase(replace(SHORT, values="normal"), d_out="small"),
     "strided": GradientCase(replace(SHORT, heads=2, layout="aligned")),
 }
-SLOW = {"causal", "edges, full, sink", "more queries than keys", "more keys than queries"}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES]
-)
+@pytest.mark.parametrize("name", names_of(CASES))
 def test_right_clean_and_deaf_to_poison(name: str) -> None:
     CDNA4.assert_right_clean_and_deaf_to_poison(CASES[name])
+
+
+FAR = replace(NARROW_FAR, case=replace(NARROW_FAR.case, d_rope=64))
+
+
+def test_far_heads_have_the_same_gradients() -> None:
+    assert CDNA4.is_right_and_clean_far_away(FAR, 1)
+
+
+def test_far_rows_of_results_have_the_same_gradients() -> None:
+    """Rows that are copied to LDS are refused there."""
+    assert CDNA4.is_right_and_clean_in(FarMemory(0), FAR, operands=UnevenMemory())
+    with pytest.raises(Unsupported, match="span 2 GiB"):
+        CDNA4.is_right_and_clean_far_away(FAR, 0)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_lengths_at_the_edges_of_the_plan(causal: bool) -> None:
+    """Where all scores are far below 0, a key that is not there would show."""
+    case = CDNA4.at_edges(GradientCase(replace(NARROW, causal=causal)))
+    change = as_built if causal else deep_scores
+    CDNA4.assert_right_clean_and_deaf_to_poison(case, change=change)
+
+
+@pytest.mark.parametrize("heads", [4, 1])
+def test_rows_that_lie_unevenly_have_the_same_gradients(heads: int) -> None:
+    """Of one head, the stride of heads says nothing."""
+    case = replace(FAR, case=replace(FAR.case, heads=heads))
+    assert CDNA4.is_right_and_clean_in(UnevenMemory(), case)
 
 
 @pytest.mark.slow

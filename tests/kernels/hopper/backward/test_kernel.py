@@ -8,7 +8,18 @@ import pytest
 import torch
 
 from gluon_sim import Kind, Limits, intercept
-from kernels.gradients import CASES, NARROW, forward, on, same_bits
+from kernels.boundaries import UnevenMemory
+from kernels.gradients import (
+    CASES,
+    FAR,
+    NARROW,
+    as_built,
+    deep_scores,
+    forward,
+    names_of,
+    on,
+    same_bits,
+)
 from kernels.hopper.backward.simulated import HOPPER, MASKED, WIDE
 from kernels.wild_values import KINDS, with_wild_values
 from openmla.backward.operands import Gradients, Wanted
@@ -18,20 +29,33 @@ from openmla.lab.testing.gradients import GradientCase
 EVERY_CASE = {**CASES, **MASKED, **WIDE}
 
 
-@pytest.mark.parametrize("name", EVERY_CASE)
+@pytest.mark.parametrize("name", names_of(EVERY_CASE))
 def test_right_clean_and_deaf_to_poison(name: str) -> None:
     HOPPER.assert_right_clean_and_deaf_to_poison(EVERY_CASE[name])
-
-
-FAR = GradientCase(
-    replace(NARROW, heads=4, q_lens=(8, 1), k_lens=(8, 70), rope="per_head"),
-    d_lse=True,
-)
 
 
 @pytest.mark.parametrize("axis", [0, 1])
 def test_far_rows_have_the_same_gradients(axis: int) -> None:
     assert HOPPER.is_right_and_clean_far_away(FAR, axis)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_lengths_at_the_edges_of_the_plan(causal: bool) -> None:
+    """Where all scores are far below 0, a key that is not there would show."""
+    case = HOPPER.at_edges(GradientCase(replace(NARROW, causal=causal)))
+    change = as_built if causal else deep_scores
+    HOPPER.assert_right_clean_and_deaf_to_poison(case, change=change)
+
+
+def test_far_statistics_give_the_same_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    HOPPER.assert_same_bits_with_far_statistics(FAR, monkeypatch)
+
+
+@pytest.mark.parametrize("heads", [4, 1])
+def test_rows_that_lie_unevenly_have_the_same_gradients(heads: int) -> None:
+    """Of one head, the stride of heads says nothing."""
+    case = replace(FAR, case=replace(FAR.case, heads=heads))
+    assert HOPPER.is_right_and_clean_in(UnevenMemory(), case)
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ from openmla.kernels.blackwell.sparse.records import (
 )
 from openmla.kernels.call import Call, strides, vector
 from openmla.kernels.gluon.compat import tmem_reg_layout
-from openmla.kernels.gluon.descriptors import tile_layout
+from openmla.kernels.gluon.descriptors import box_strides, tile_layout
 from openmla.kernels.gluon.places import NO_SPANS, entries_of, places_of
 from openmla.kernels.gluon.upcast.launch import upcast
 from openmla.operands import AttendOperands, LatentOperands, Results, SparseOperands
@@ -324,7 +324,7 @@ def gather_box(rows: Rows, columns: int, layout: Any = None) -> Any:
 def head_box(x: Tensor, heads: int, columns: int, layout: Any = None) -> Any:
     """Boxes of `heads` heads and `columns` columns of one token of x [tokens, heads, columns]."""
     box, layout = [1, heads, columns], layout or tile_layout(columns, 3)
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), box, layout)
+    return TensorDescriptor(x, list(x.shape), box_strides(x), box, layout)
 
 
 def _descriptors(

@@ -326,7 +326,7 @@ def dense_fp8_kernel(  # noqa: PLR0913
     ROPE: gl.constexpr,
     CAUSAL: gl.constexpr,
     SIGN: gl.constexpr,
-    HG: gl.constexpr,
+    GROUP_KEYS: gl.constexpr,
     SPLIT: gl.constexpr,
     SM_COUNT: gl.constexpr,
     REGISTERS: gl.constexpr,
@@ -345,7 +345,7 @@ def dense_fp8_kernel(  # noqa: PLR0913
         block_m=64 * NC,
         block_n=BN,
         is_causal=CAUSAL,
-        head_group=HG,
+        group_keys=GROUP_KEYS,
         min_split=SPLIT,
         sm_count=SM_COUNT,
     )

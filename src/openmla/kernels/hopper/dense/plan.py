@@ -48,7 +48,7 @@ TILE_SLOTS, TILE_INFO_BYTES = 2, 128  # the scheduler's ring: two pieces of work
 # Heads whose tiles run next to each other, so that their K and V stay in L2, have so many bytes of
 # them, or are 4. Prototype, H200, 128 and 16 heads, s 4096 to 16384, interleaved with FA3: 4 was
 # best in five shapes of six. Why shorter requests need more: head_group in tiles.py.
-L2_GROUP_BYTES = 20 << 20
+L2_GROUP_BYTES = 10 << 20
 RESCALE_THRESHOLD = 8.0  # prototype, H200: worth 3-5 %
 PARTIAL_STATE = 2  # numbers beside the columns of a partial row: its maximum and its sum
 # Consumer and producer. One consumer leaves plenty for the warps that load and schedule.

@@ -96,8 +96,8 @@ def head_group(k_len, heads, GROUP_KEYS: gl.constexpr):
     """Heads of a request whose work items follow one another: a power of two that divides `heads`.
 
     Few are enough to share L2, but the longest tiles of the last group begin when little else is
-    left to do: requests of few keys need larger groups. GROUP_KEYS 32768: 4 heads of 8192 keys and
-    of more, 32 of 1024.
+    left to do: requests of few keys need larger groups. GROUP_KEYS 16384: 4 heads of 4096 keys and
+    of more, 16 of 1024.
     """
     most = gl.maximum(GROUP_KEYS // gl.maximum(k_len, 1), LEAST_GROUP)
     group = heads & -heads

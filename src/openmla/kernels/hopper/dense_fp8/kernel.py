@@ -19,9 +19,10 @@ the producer, the scheduler, the epilogue and the records. What differs:
 | v | ST x 128 x 128 x 2 = 65536 |
 | info, barriers, epilogue's change of layout, warp states | as dense/kernel.py |
 
-A warp that starts a product waits until the tensor core takes it. So QK of block j and PV of block
-j - 1 are started together, and nothing stands between them: the weights of block j follow, under
-PV, while the other consumer starts its products.
+QK of block j and PV of block j - 1 are started one after the other; between them, under QK, O is
+rescaled, and K of block j - 1 and V of block j - 2 are released. The weights of block j follow,
+under PV, while the other consumer starts its products. A step is as long as what a warp issues in
+it, not as its products (docs/fp8.md).
 
 Scores are multiplied by k_scale when they come, and by q_scale in the exponents, without its sign:
 that goes into Q (products.py).

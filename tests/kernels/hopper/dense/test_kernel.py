@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gluon_sim import Report, simulate
-from kernels.hopper.dense.ranges_kernel import ranges_kernel
+from kernels.hopper.dense.ranges_kernel import groups_kernel, ranges_kernel
 from kernels.hopper.simulated import plan_of, run
 from kernels.judging import (
     assert_every_schedule_is_clean,
@@ -20,6 +20,7 @@ from kernels.judging import (
 from kernels.shared_keys import with_shared_keys
 from openmla.aot.ahead import compiling_for
 from openmla.kernels.hopper.dense import launch
+from openmla.kernels.hopper.dense.plan import HopperDenseConfig
 from openmla.kernels.launch import calls
 from openmla.lab.testing.build import BuiltCase, Outcome
 from openmla.lab.testing.case import Case
@@ -261,6 +262,19 @@ def test_the_device_splits_as_the_plan_says() -> None:
         for k_len in (0, 1, 2047, 4096, 5000, 131072, 131073):
             report = simulate(ranges_kernel, 1, (got, q_len, k_len, heads, 132, 2048))
             assert report.ok and int(got) == rule.keys_per_split(q_len, k_len)
+
+
+def test_groups_of_heads_divide_them_and_grow_as_keys_are_few() -> None:
+    got = torch.zeros(1, dtype=torch.int32)
+    keys = HopperDenseConfig(heads=128, d_nope=128, d_rope=64, d_v=128).group_keys
+    for heads in (1, 5, 6, 16, 20, 128):
+        for k_len in (0, 1, 1024, 1025, 4096, 8192, 1 << 25):
+            assert simulate(groups_kernel, 1, (got, k_len, heads, keys)).ok
+            group = int(got)
+            assert heads % group == 0 and (group <= 4 or group * k_len <= keys)
+            assert heads % (2 * group) or (2 * group > 4 and 2 * group * k_len > keys)
+    for k_len, expected in ((1024, 16), (2048, 8), (16384, 4)):
+        assert simulate(groups_kernel, 1, (got, k_len, 128, keys)).ok and int(got) == expected
 
 
 def test_an_empty_tensor_of_keys_needs_no_kernel() -> None:

@@ -136,6 +136,23 @@ CONSUMER = [
         "mixed edges",
     ),
     Fp8Defect(
+        "K of a work item's last block is not released",
+        Kind.DEADLOCK,
+        "dense_fp8.kernel",
+        "        mbarrier.arrive(bars.k_empty.index(before.stage), count=1)\n"
+        "        mbarrier.arrive(bars.q_empty",
+        "        mbarrier.arrive(bars.q_empty",
+        "mixed edges",
+    ),
+    Fp8Defect(
+        "V of the last block but one is not released",
+        Kind.DEADLOCK,
+        "dense_fp8.kernel",
+        "        if blocks > 1:\n            mbarrier.arrive(bars.v_empty.index(older), count=1)\n",
+        "",
+        "mixed rising",
+    ),
+    Fp8Defect(
         "wide rope columns of Q are not fenced",
         Kind.FENCE,
         "dense_fp8.products",
@@ -173,8 +190,16 @@ CONSUMER = [
         "O is not rescaled",
         None,
         "dense_fp8.kernel",
-        "        O = rescale_quads(O, rescale)\n",
-        "",
+        "v_empty.index(older), count=1)\n        O = rescale_quads(O, rescale)\n",
+        "v_empty.index(older), count=1)\n",
+        "mixed peaky",
+    ),
+    Fp8Defect(
+        "O is not rescaled before its last product",
+        None,
+        "dense_fp8.kernel",
+        "        before, older = done\n        O = rescale_quads(O, rescale)\n",
+        "        before, older = done\n",
         "mixed falling far",
     ),
     Fp8Defect(

@@ -187,13 +187,6 @@ def test_1q_keeps_the_key_tile(dims: tuple[int, int, int]) -> None:
     assert one.split == two.split
 
 
-@pytest.mark.parametrize("heads", [1, 4, 5, 6, 16, 20, 128])
-def test_l2_groups_divide_the_heads(heads: int) -> None:
-    group = dense((128, 64, 128), heads).heads_per_l2_group
-    assert heads % group == 0 and group <= 4
-    assert group == 4 or heads % 4
-
-
 def test_split_fills_the_chip() -> None:
     rule = dense((128, 64, 128), heads=16).split
     for q_len in (1, 64, 256):

@@ -416,14 +416,14 @@ def dense_kernel(  # noqa: PLR0913
     ROPE: gl.constexpr,
     CAUSAL: gl.constexpr,
     SIGN: gl.constexpr,
-    HG: gl.constexpr,
+    GROUP_KEYS: gl.constexpr,
     SPLIT: gl.constexpr,
     SM_COUNT: gl.constexpr,
     REGISTERS: gl.constexpr,
     LAYOUTS: gl.constexpr,
 ):
     """DIMS: Columns, ROPE: Rope, REGISTERS: Registers, LAYOUTS: TileLayouts. SPLIT: fewest keys of
-    a range of a split request (0: never). HG: heads of a group that shares L2."""
+    a range of a split request (0: never). GROUP_KEYS: of a group of heads that shares L2."""
     DTYPE: gl.constexpr = v_desc.dtype
     HOW: gl.constexpr = How(
         is_causal=CAUSAL,
@@ -436,7 +436,7 @@ def dense_kernel(  # noqa: PLR0913
         block_m=64 * NC,
         block_n=BN,
         is_causal=CAUSAL,
-        head_group=HG,
+        group_keys=GROUP_KEYS,
         min_split=SPLIT,
         sm_count=SM_COUNT,
     )

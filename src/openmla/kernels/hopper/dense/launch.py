@@ -160,7 +160,7 @@ def fixed_of(problem: Problem, config: HopperDenseConfig) -> Fixed:
         "DIMS": columns,
         "CAUSAL": problem.causal,
         "ROPE": Rope(problem.rope, config.page_size if paged else 0),
-        "HG": config.heads_per_l2_group,
+        "GROUP_KEYS": config.group_keys,
         "SM_COUNT": config.sm_count,
         "REGISTERS": Registers(config.registers.consumer, config.registers.producer),
         "LAYOUTS": tile_layouts(columns, element=2, rope_element=2),
@@ -291,7 +291,7 @@ _MERGED = (
     "lse_stride_t",
     "lse_stride_h",
     "NC",
-    "HG",
+    "GROUP_KEYS",
     "SPLIT",
     "SM_COUNT",
 )

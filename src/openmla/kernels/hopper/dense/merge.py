@@ -16,7 +16,13 @@ from openmla.kernels.gluon.requests import CHUNK, owner, sum_before
 from openmla.kernels.gluon.scores import MINUS_INF, normalize
 from openmla.kernels.hopper.accumulator import VECTOR
 from openmla.kernels.hopper.dense.records import Requests
-from openmla.kernels.hopper.dense.tiles import last_slot, ranges, request_rows, work_items
+from openmla.kernels.hopper.dense.tiles import (
+    head_group,
+    last_slot,
+    ranges,
+    request_rows,
+    work_items,
+)
 
 WARPS = gl.constexpr(4)
 
@@ -80,7 +86,7 @@ def merge_kernel(  # noqa: PLR0913
     lse_stride_h,
     D_V: gl.constexpr,
     NC: gl.constexpr,
-    HG: gl.constexpr,
+    GROUP_KEYS: gl.constexpr,
     SPLIT: gl.constexpr,
     SM_COUNT: gl.constexpr,
     BLOCK_ROWS: gl.constexpr,
@@ -117,10 +123,11 @@ def merge_kernel(  # noqa: PLR0913
         place = number * BM + step + (row - step % 64)
         ok = place < own.q_len
         # The inverse of tiles.work_item: from head and tile to the number of the first range.
-        work = head // HG * (tiles * parts * HG) + (tiles - 1 - number) * HG + head % HG
+        group = head_group(own.k_len, heads, GROUP_KEYS)
+        work = head // group * (tiles * parts * group) + (tiles - 1 - number) * group + head % group
         last = last_slot(requests, SPLIT, SM_COUNT)
         for part in range(0, parts):
-            slot = gl.minimum(before + work + part * (tiles * HG), last)
+            slot = gl.minimum(before + work + part * (tiles * group), last)
             slot = slot.to(gl.int64) * NC + step // 64
             part_max = gl.load(part_state_ptr + slot * 128 + row, mask=ok, other=MINUS_INF)
             part_sum = gl.load(part_state_ptr + slot * 128 + 64 + row, mask=ok, other=0.0)

@@ -45,9 +45,10 @@ MIN_STAGES, MAX_STAGES = 2, 4
 MASK_KEYS = 128  # whose bits are 16 bytes
 MASK_ROW_BYTES = 16  # four words of bits, the least that a bulk copy takes: 128 keys or fewer
 TILE_SLOTS, TILE_INFO_BYTES = 2, 128  # the scheduler's ring: two pieces of work, 16 ints each
-# Heads whose tiles run next to each other, so that their K and V stay in L2. Prototype, H200, 128
-# and 16 heads, s 4096 to 16384, interleaved with FA3: 4 was best in five shapes of six.
-L2_HEADS = 4
+# Heads whose tiles run next to each other, so that their K and V stay in L2, have so many bytes of
+# them, or are 4. Prototype, H200, 128 and 16 heads, s 4096 to 16384, interleaved with FA3: 4 was
+# best in five shapes of six. Why shorter requests need more: head_group in tiles.py.
+L2_GROUP_BYTES = 10 << 20
 RESCALE_THRESHOLD = 8.0  # prototype, H200: worth 3-5 %
 PARTIAL_STATE = 2  # numbers beside the columns of a partial row: its maximum and its sum
 # Consumer and producer. One consumer leaves plenty for the warps that load and schedule.
@@ -137,10 +138,10 @@ class HopperDenseConfig(HopperBlock):
         """Rows of a page that one copy takes: a power of two that divides page and key tile."""
         return min(self.BN, self.page_size & -self.page_size)
 
-    @cached_property
-    def heads_per_l2_group(self) -> int:
-        """Heads whose tiles are neighbors in the tile order: a divisor of heads, at most 4."""
-        return next(n for n in range(L2_HEADS, 0, -1) if self.heads % n == 0)
+    @property
+    def group_keys(self) -> int:
+        """Keys that a group of heads may have whose tiles are neighbors in the tile order."""
+        return L2_GROUP_BYTES // self.key_bytes
 
     @cached_property
     def registers(self) -> Registers:
@@ -329,7 +330,7 @@ class HopperDenseConfig(HopperBlock):
             self.registers.explain(self._accumulator_sum(), self.accumulators),
             f"shared memory: {self._ring_sum()} = {self.smem_used} of {self.smem_limit}",
             f"ring of {self.num_kv_stages}: {self._stage_bound()}",
-            f"tiles from a counter, longest first, {self.heads_per_l2_group} heads per L2 group",
+            f"tiles from a counter, longest first, in groups of heads with {self.group_keys} keys",
             *self._mask_lines(),
             self._rescale_rule(),
         ]

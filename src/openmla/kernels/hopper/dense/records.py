@@ -83,8 +83,8 @@ class Tiling(NamedTuple):
     block_n: int
     """Keys of a block."""
     is_causal: bool
-    head_group: int
-    """Heads whose work items follow one another, because they share L2."""
+    group_keys: int
+    """Keys, counted for each head, that a group of heads which shares L2 may have."""
     min_split: int
     """Fewest keys of a range of a split request; 0: requests are never split."""
     sm_count: int

@@ -90,7 +90,7 @@ def put_work_item(info, slot, request, x, before, requests, TILE: gl.constexpr):
     BM: gl.constexpr = TILE.block_m
     BN: gl.constexpr = TILE.block_n
     SPLIT: gl.constexpr = TILE.min_split
-    item = work_item(request, x, requests, BM, TILE.head_group, SPLIT, TILE.sm_count)
+    item = work_item(request, x, requests, BM, TILE.group_keys, SPLIT, TILE.sm_count)
     if requests.window is not None:
         item = within_window(item, requests.window, BN)
         put(info, slot, CUT, cut_blocks(item.rows, item.seen, requests.window, BM, BN))

@@ -2,7 +2,7 @@
 
 A request makes heads x tiles x parts work items: `tiles` of BM queries, `parts` ranges of
 keys (1 unless the request alone leaves half the SMs idle, see openmla.planning.split). Work items
-are numbered request by request; inside a request by groups of HG heads (they share L2), then
+are numbered request by request; inside a request by groups of heads (they share L2), then
 ranges, then tiles, the longest first, heads fastest. Rows after the last sequence belong to one
 more request, number `batch`, that has no keys, so every row of the outputs is written (only in the
 last launch of a call: rest_q is 0 in the others).
@@ -39,6 +39,7 @@ from openmla.kernels.gluon.requests import CHUNK, cut, span_of
 from openmla.kernels.hopper.dense.records import RequestRows, WorkItem
 
 WGMMA_ROWS = gl.constexpr(64)
+LEAST_GROUP = gl.constexpr(4)  # heads, where a power of two so large divides their number
 RANGE_STEP = gl.constexpr(128)  # every key tile divides it, so no range cuts one
 
 
@@ -91,6 +92,21 @@ def keys_of_range(q_len, k_len, heads, SM_COUNT: gl.constexpr, MIN_KEYS: gl.cons
 
 
 @gluon.jit
+def head_group(k_len, heads, GROUP_KEYS: gl.constexpr):
+    """Heads of a request whose work items follow one another: a power of two that divides `heads`.
+
+    Few are enough to share L2, but the longest tiles of the last group begin when little else is
+    left to do: requests of few keys need larger groups. GROUP_KEYS 16384: 4 heads of 4096 keys and
+    of more, 16 of 1024.
+    """
+    most = gl.maximum(GROUP_KEYS // gl.maximum(k_len, 1), LEAST_GROUP)
+    group = heads & -heads
+    while group > most:
+        group //= 2
+    return group
+
+
+@gluon.jit
 def ranges(q_len, k_len, heads, SPLIT: gl.constexpr, SM_COUNT: gl.constexpr):
     """(ranges, keys of each); SPLIT is the fewest keys worth a range, 0: never split."""
     if SPLIT > 0:
@@ -135,7 +151,7 @@ def work_item(
     x,
     requests,
     BM: gl.constexpr,
-    HG: gl.constexpr,
+    GROUP_KEYS: gl.constexpr,
     SPLIT: gl.constexpr,
     SMS: gl.constexpr,
 ):
@@ -143,10 +159,11 @@ def work_item(
     q_start, q_len, k_start, k_len = request_rows(request, requests)
     tiles = (q_len + BM - 1) // BM
     parts, keys = ranges(q_len, k_len, requests.heads, SPLIT, SMS)
-    group = x // (tiles * parts * HG)
-    rest = x - group * (tiles * parts * HG)
-    head = group * HG + rest % HG
-    rest = rest // HG
+    heads = head_group(k_len, requests.heads, GROUP_KEYS)
+    group = x // (tiles * parts * heads)
+    rest = x - group * (tiles * parts * heads)
+    head = group * heads + rest % heads
+    rest = rest // heads
     skipped = x * 0
     if SPLIT > 0:
         skipped = rest // tiles * keys

@@ -19,9 +19,10 @@ the producer, the scheduler, the epilogue and the records. What differs:
 | v | ST x 128 x 128 x 2 = 65536 |
 | info, barriers, epilogue's change of layout, warp states | as dense/kernel.py |
 
-A warp that starts a product waits until the tensor core takes it. So QK of block j and PV of block
-j - 1 are started together, and nothing stands between them: the weights of block j follow, under
-PV, while the other consumer starts its products.
+QK of block j and PV of block j - 1 are started one after the other; between them, under QK, O is
+rescaled, and K of block j - 1 and V of block j - 2 are released. The weights of block j follow,
+under PV, while the other consumer starts its products. A step is as long as what a warp issues in
+it, not as its products (docs/fp8.md).
 
 Scores are multiplied by k_scale when they come, and by q_scale in the exponents, without its sign:
 that goes into Q (products.py).
@@ -67,7 +68,7 @@ from openmla.kernels.hopper.dense.scheduler import (
 from openmla.kernels.hopper.dense.softmax import unpack
 from openmla.kernels.hopper.dense_fp8.correction import correct
 from openmla.kernels.hopper.dense_fp8.products import issue_qk, turn_signs, widen_rope
-from openmla.kernels.hopper.dense_fp8.records import RingPlace, SoftmaxState
+from openmla.kernels.hopper.dense_fp8.records import BlocksBefore, RingPlace, SoftmaxState
 from openmla.kernels.hopper.dense_fp8.softmax import (
     first_reference,
     key_scales,
@@ -90,17 +91,9 @@ def next_place(place, ST: gl.constexpr):
 
 
 @gluon.jit
-def release_keys(bars, stage, last, WHO: gl.constexpr):
-    """Release K after the QK of a block, and Q after that of a work item's last block."""
-    mbarrier.arrive(bars.k_empty.index(stage), count=1)
-    if last:  # a branch: the barrier that comes with an arrive costs every step
-        mbarrier.arrive(bars.q_empty.index(WHO), count=1)
-
-
-@gluon.jit
 def walk(  # noqa: PLR0913
     state,
-    place,
+    done,
     blocks,
     first,
     last,
@@ -116,19 +109,26 @@ def walk(  # noqa: PLR0913
 ):
     """Steps first … last - 1 of a work item; each weighs the block before it.
 
-    Takes and returns a SoftmaxState and the RingPlace of the block before; limits: Limits, smem:
-    SharedMemory, bars: Barriers, HOW: How, DIMS: Columns, LAYOUTS: MmaLayouts.
+    Takes and returns a SoftmaxState and BlocksBefore; limits: Limits, smem: SharedMemory, bars:
+    Barriers, HOW: How, DIMS: Columns, LAYOUTS: MmaLayouts.
+
+    Between the last weights of a block and the first product of the next stands only what that
+    product needs. Sums, rescaling and what is released come under it.
     """
-    words, O, row_max, row_sum = state
-    before = place
+    words, O, row_max, row_sum, rescale = state
+    before, older = done
     BN: gl.constexpr = smem.v.shape[1]
     ST: gl.constexpr = smem.v.shape[0]
     DTYPE: gl.constexpr = smem.v.dtype
     for c in range(first, last):
         here = next_place(before, ST)
         mbarrier.wait(bars.k_ready.index(here.stage), here.phase)
-        mbarrier.wait(bars.v_ready.index(before.stage), before.phase)
         S_next = issue_qk(smem, here.stage, WHO, LAYOUTS, DIMS)
+        mbarrier.arrive(bars.k_empty.index(before.stage), count=1)
+        if c > 1:
+            mbarrier.arrive(bars.v_empty.index(older), count=1)
+        O = rescale_quads(O, rescale)
+        mbarrier.wait(bars.v_ready.index(before.stage), before.phase)
         P = unpack(words, BN, DTYPE, LAYOUTS.weights)
         O_next = warpgroup_mma(P, smem.v.index(before.stage), O, is_async=True)
         S = warpgroup_mma_wait(1, deps=(S_next,))
@@ -143,11 +143,9 @@ def walk(  # noqa: PLR0913
         words, sums, row_max = correct(words, S, sums, old, factor, HOW.has_q_scale, DTYPE)
         rescale = gl.exp2(old - row_max)
         row_sum = row_sum * rescale + sums
-        O = rescale_quads(O, rescale)
-        mbarrier.arrive(bars.v_empty.index(before.stage), count=1)
-        release_keys(bars, here.stage, c == blocks - 1, WHO)
+        older = before.stage
         before = here
-    return SoftmaxState(words, O, row_max, row_sum), before
+    return SoftmaxState(words, O, row_max, row_sum, rescale), BlocksBefore(before, older)
 
 
 @gluon.jit
@@ -198,8 +196,6 @@ def consumer(
     while blocks > 0:
         # S holds the scores of the work item's first block.
         S = S * key_scales(smem.k_scale, place.stage, SL)
-        mbarrier.arrive(bars.k_empty.index(place.stage), count=1)
-        mbarrier.arrive(bars.q_empty.index(WHO), count=1, pred=blocks == 1)
         skip = (blocks - 1) * BN
         seen += WHO * 64
         S = masked_scores(signed(S, HOW.sign), seen - skip, keys - skip, HOW.is_causal)
@@ -208,10 +204,11 @@ def consumer(
         words, row_sum = weigh(S, row_max, by, HOW.has_q_scale, DTYPE)
         # Blocks come from the last to the first, so those that need a mask come first.
         masked = blocks - gl.minimum(whole, blocks - 1)
-        state = SoftmaxState(words, O, row_max, row_sum)
-        state, before = walk(
+        rescale = gl.full(row_sum.shape, 1.0, gl.float32, row_sum.type.layout)
+        state = SoftmaxState(words, O, row_max, row_sum, rescale)
+        state, done = walk(
             state,
-            place,
+            BlocksBefore(place, place.stage),
             blocks,
             1,
             masked,
@@ -225,9 +222,9 @@ def consumer(
             DIMS,
             LAYOUTS,
         )
-        state, before = walk(
+        state, done = walk(
             state,
-            before,
+            done,
             blocks,
             masked,
             blocks,
@@ -241,11 +238,17 @@ def consumer(
             DIMS,
             LAYOUTS,
         )
-        words, O, row_max, row_sum = state
+        words, O, row_max, row_sum, rescale = state
+        before, older = done
+        O = rescale_quads(O, rescale)
         # The last PV of this work item, then the first QK of the next.
         mbarrier.wait(bars.v_ready.index(before.stage), before.phase)
         P = unpack(words, BN, DTYPE, PL)
         O_next = warpgroup_mma(P, smem.v.index(before.stage), O, is_async=True)
+        mbarrier.arrive(bars.k_empty.index(before.stage), count=1)
+        mbarrier.arrive(bars.q_empty.index(WHO), count=1)
+        if blocks > 1:
+            mbarrier.arrive(bars.v_empty.index(older), count=1)
         turn += 1
         slot = turn & 1
         mbarrier.wait(bars.t_ready.index(slot), (turn >> 1) & 1)
@@ -326,7 +329,7 @@ def dense_fp8_kernel(  # noqa: PLR0913
     ROPE: gl.constexpr,
     CAUSAL: gl.constexpr,
     SIGN: gl.constexpr,
-    HG: gl.constexpr,
+    GROUP_KEYS: gl.constexpr,
     SPLIT: gl.constexpr,
     SM_COUNT: gl.constexpr,
     REGISTERS: gl.constexpr,
@@ -345,7 +348,7 @@ def dense_fp8_kernel(  # noqa: PLR0913
         block_m=64 * NC,
         block_n=BN,
         is_causal=CAUSAL,
-        head_group=HG,
+        group_keys=GROUP_KEYS,
         min_split=SPLIT,
         sm_count=SM_COUNT,
     )

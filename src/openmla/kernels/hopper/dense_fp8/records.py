@@ -11,12 +11,23 @@ class RingPlace(NamedTuple):
     phase: Any
 
 
+class BlocksBefore(NamedTuple):
+    """Where the blocks lie that a step still has to release."""
+
+    place: RingPlace
+    """Of the block before: its V is multiplied next."""
+    older: Any
+    """Stage of the one before that, whose V is no longer read."""
+
+
 class SoftmaxState(NamedTuple):
     """What a consumer carries from block to block; softmax.py defines row_max and row_sum."""
 
     words: Any
     """P of the block before, packed in pairs."""
     O: Any
-    """The output accumulator without that block, rescaled to row_max."""
+    """The output accumulator without that block."""
     row_max: Any
     row_sum: Any
+    rescale: Any
+    """What O must still be multiplied by."""

@@ -23,7 +23,7 @@ MBAR_BYTES = 8
 FP32 = 4
 # Registers kept free of accumulators for addresses and row statistics. Prototype, H200, triton
 # 3.6.0: 176 of 216 (sparse) and 160 of 240 (dense) compile without a spill.
-OTHER_REGISTERS = 40
+OTHER_REGISTERS = 32
 # The output's change of layout before 16-byte stores. Prototype, triton 3.6.0: metadata.shared.
 EPILOGUE_SCRATCH = 4096
 
@@ -54,16 +54,19 @@ class Registers:
     consumer_groups: int
     consumer: int
     producer: int
+    producer_warps: int = 4
+    """Of the producer and the scheduler: whole warp-groups."""
 
     @cached_property
     def threads(self) -> int:
-        """Threads of the consumers, and of one warp-group for producer and scheduler warps."""
-        return WARPGROUP * (self.consumer_groups + 1)
+        """Threads of the consumers, and of the producer and scheduler warps."""
+        return WARPGROUP * self.consumer_groups + 32 * self.producer_warps
 
     @cached_property
     def total(self) -> int:
         """Registers of the block after setmaxnreg."""
-        return WARPGROUP * (self.consumer_groups * self.consumer + self.producer)
+        consumers = WARPGROUP * self.consumer_groups * self.consumer
+        return consumers + 32 * self.producer_warps * self.producer
 
     @cached_property
     def at_launch(self) -> int:
@@ -73,7 +76,7 @@ class Registers:
     @cached_property
     def worker_warps(self) -> int:
         """Warps besides the first warp-group; each has a byte of state in shared memory."""
-        return 4 * self.consumer_groups
+        return 4 * (self.consumer_groups - 1) + self.producer_warps
 
     @cached_property
     def most(self) -> int:

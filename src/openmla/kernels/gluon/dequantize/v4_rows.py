@@ -103,6 +103,31 @@ def load_chunk(places, C: gl.constexpr, LANES: gl.constexpr, WARPS: gl.constexpr
 
 
 @gluon.jit
+def load_chunks(
+    places, FIRST: gl.constexpr, COUNT: gl.constexpr, LANES: gl.constexpr, WARPS: gl.constexpr
+):
+    """Words of COUNT chunks from FIRST on, [keys, chunks, 16]; 0 where there is no key."""
+    L: gl.constexpr = chunk_layout(LANES, WARPS)
+    word = gl.arange(0, COUNT * CHUNK_WORDS, gl.SliceLayout(0, L)) + FIRST * CHUNK_WORDS
+    at = places.words[:, None] + word[None, :]
+    words = gl.load(at, mask=places.is_quantized[:, None], other=0)
+    return words.reshape([words.shape[0], COUNT, CHUNK_WORDS])
+
+
+@gluon.jit
+def dequantized_chunks(words, scales, FIRST: gl.constexpr):
+    """bf16 [keys, columns] of the words of chunks FIRST …; scales: the `RowScales`."""
+    L: gl.constexpr = words.type.layout
+    COUNT: gl.constexpr = words.shape[1]
+    word = scales.low if FIRST < 4 else scales.high
+    word = gl.convert_layout(word, gl.SliceLayout(1, gl.SliceLayout(2, L)))
+    chunk = gl.arange(0, COUNT, gl.SliceLayout(0, gl.SliceLayout(2, L))) + FIRST % 4
+    factors = power_of_two((word[:, None] >> (chunk * 8)[None, :]) & 255)
+    words, factors = gl.broadcast(words, factors[:, :, None])
+    return columns_of(words, factors).reshape([words.shape[0], COUNT * CHUNK])
+
+
+@gluon.jit
 def load_scales(places):
     """The `RowScales` of rows."""
     return RowScales(
@@ -115,7 +140,12 @@ def load_scales(places):
 def scale_of(scales, C: gl.constexpr):
     """The scale of chunk C of each row, bf16 in both halves of a word."""
     word = scales.low if C < 4 else scales.high
-    exponent = (word >> (C % 4 * 8)) & 255
+    return power_of_two((word >> (C % 4 * 8)) & 255)
+
+
+@gluon.jit
+def power_of_two(exponent):
+    """The scale that an exponent stands for, bf16 in both halves of a word."""
     bits = gl.where(exponent == 0, SMALLEST, exponent << 7)
     return gl.where(exponent == 255, QUIET_NAN, bits) * BOTH
 
@@ -124,11 +154,16 @@ def scale_of(scales, C: gl.constexpr):
 def dequantized_chunk(words, scale):
     """bf16 [keys, 64] of a chunk and the scale of each key."""
     words, factors = gl.broadcast(words, scale[:, None])
+    return columns_of(words, factors).reshape([words.shape[0], CHUNK])
+
+
+@gluon.jit
+def columns_of(words, factors):
+    """The four columns of each word times its factor, bf16 [..., 2, 2]."""
     a, b, c, d = gl.inline_asm_elementwise(
         WIDEN, "=h,=h,=h,=h,r,r", [words, factors], dtype=FOUR, is_pure=True, pack=1
     )
-    fours = gl.join(gl.join(a, c), gl.join(b, d))  # a b, c d
-    return fours.reshape([words.shape[0], CHUNK])
+    return gl.join(gl.join(a, c), gl.join(b, d))  # a b, c d
 
 
 @gluon.jit

@@ -133,6 +133,15 @@ from openmla.kernels.hopper.latent.softmax import (
 from openmla.kernels.hopper.latent.source import masked
 
 WARPS = gl.constexpr(4)
+# A kernel of 512 threads begins with 128 registers a thread, and ptxas refuses an instruction with
+# more operands, whatever setmaxnreg gives.
+MOST_COLUMNS = gl.constexpr(128)  # of an instruction, where rows are dequantized
+
+
+@gluon.constexpr_function
+def sums_layout(columns, most):
+    """Layout of the sums of so many output columns, of which an instruction takes `most`."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, min(columns, most), 16])
 
 
 @gluon.jit
@@ -166,12 +175,14 @@ def issue_scores(
 
 
 @gluon.jit
-def any_missing(validity, valid_ready, b, phase, MASK: gl.constexpr):
+def any_missing(validity, valid_ready, b, phase, HOW: gl.constexpr):
     """Whether block b of a list has a key that is not there (`Validity`). It is asked while the
     block's scores are computed."""
-    if MASK == LISTED:
-        ALL: gl.constexpr = gl.BlockedLayout([WARPS], [32], [WARPS], [0])  # every thread has all
-        mbarrier.wait(valid_ready.index(b), phase)
+    if HOW.mask == LISTED:
+        EACH: gl.constexpr = validity.flags.shape[1]  # every thread has all
+        ALL: gl.constexpr = gl.BlockedLayout([EACH], [32], [WARPS], [0])
+        if HOW.validity_apart:
+            mbarrier.wait(valid_ready.index(b), phase)
         return gl.max(validity.flags.index(b).load(ALL), 0)
     else:
         return 0
@@ -281,7 +292,7 @@ def left(info, smem, bars, results, factor, heads, HOW: gl.constexpr, DIMS: gl.c
     COPIED: gl.constexpr = HOW.is_copied
     SPLIT: gl.constexpr = HOW.is_split
     SL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
-    OL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
+    OL: gl.constexpr = sums_layout(HALF, HALF if HOW.is_copied else MOST_COLUMNS)
     PL: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=OL, k_width=2)
     RL: gl.constexpr = gl.SliceLayout(1, SL)
     k_ready, k_empty, valid_ready = bars.k_ready, bars.k_empty, bars.valid_ready
@@ -294,7 +305,7 @@ def left(info, smem, bars, results, factor, heads, HOW: gl.constexpr, DIMS: gl.c
     if steps > 0:
         mbarrier.wait(bars.q_ready, 0)
         S_next = issue_scores(smem.q, smem.k, k_ready, count, 0, 0, SL, DIMS, COPIED)
-        missing += any_missing(smem.validity, valid_ready, 0, 0, MASK)
+        missing += any_missing(smem.validity, valid_ready, 0, 0, HOW)
         S = warpgroup_mma_wait(0, deps=(S_next,))
     # A work item that has ended, and whose O is still to be divided and stored.
     O = gl.zeros([64, HALF], gl.float32, OL)
@@ -330,7 +341,7 @@ def left(info, smem, bars, results, factor, heads, HOW: gl.constexpr, DIMS: gl.c
             count += 4
             b, phase = block_of(count >> 2, ST)
             S_next = issue_scores(smem.q, smem.k, k_ready, b, phase, 0, SL, DIMS, COPIED)
-            missing = count * 0 + any_missing(smem.validity, valid_ready, b, phase, MASK)
+            missing = count * 0 + any_missing(smem.validity, valid_ready, b, phase, HOW)
             S = warpgroup_mma_wait(0, deps=(S_next,))
         mbarrier.arrive(bars.q_empty, count=1)
         O_next, row_max, row_sum, highest = left_step(
@@ -361,7 +372,7 @@ def left(info, smem, bars, results, factor, heads, HOW: gl.constexpr, DIMS: gl.c
             b, phase = block_of(count >> 2, ST)
             mbarrier.wait(bars.q_ready, count & 1)
             S_next = issue_scores(smem.q, smem.k, k_ready, b, phase, 0, SL, DIMS, COPIED)
-            missing = count * 0 + any_missing(smem.validity, valid_ready, b, phase, MASK)
+            missing = count * 0 + any_missing(smem.validity, valid_ready, b, phase, HOW)
             every, _most = both_sums(own, highest, sums, 0, LOGITS)
             inverse, _lse = divisors(row_max, every, place, heads, results.sink, MASK, SPLIT)
             S = warpgroup_mma_wait(0, deps=(S_next,))
@@ -420,14 +431,14 @@ def right_step(  # noqa: PLR0913
     z = opaque_zero()
     if HOW.is_copied:
         S_next = issue_scores(smem.q, smem.k, k_ready, b, phase, 1, SL, DIMS, True)
-        missing = any_missing(smem.validity, valid_ready, b + 1, phase, HOW.mask)
+        missing = any_missing(smem.validity, valid_ready, b + 1, phase, HOW)
         rescale, row_max0 = follow_left(row_max, row_maxes)
     else:
         # Rows are dequantized, and block 1 comes late: block 0 is released before.
         rescale, row_max0 = follow_left(row_max, row_maxes)
         O = product0(O, rescale, it, smem.p, k_right, k_empty)
         S_next = issue_scores(smem.q, smem.k, k_ready, b, phase, 1, SL, DIMS, False)
-        missing = any_missing(smem.validity, valid_ready, b + 1, phase, HOW.mask)
+        missing = any_missing(smem.validity, valid_ready, b + 1, phase, HOW)
     S = warpgroup_mma_wait(0, deps=(S_next,))
     if LAST:
         mbarrier.arrive(bars.q_empty, count=1)
@@ -461,7 +472,7 @@ def right(info, smem, bars, results, factor, heads, HOW: gl.constexpr, DIMS: gl.
     LOGITS: gl.constexpr = HOW.wants_logits
     SPLIT: gl.constexpr = HOW.is_split
     SL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
-    OL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
+    OL: gl.constexpr = sums_layout(HALF, HALF if HOW.is_copied else MOST_COLUMNS)
     PL: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=OL, k_width=2)
     RL: gl.constexpr = gl.SliceLayout(1, SL)
     k_empty = bars.k_empty
@@ -543,7 +554,7 @@ def load(  # noqa: PLR0913
     elif rows.page_rows is not None:
         v4_producer(info, source, rows, counts, q_descs, smem, bars, ST, DIMS, CHUNK)
     elif CACHE.scale_block > 0:
-        fp8_producer(info, source, rows, counts, q_descs, smem, bars, ST, DIMS, CACHE, LANES, CHUNK)
+        fp8_producer(info, source, rows, counts, q_descs, smem, bars, ST, DIMS, CACHE, CHUNK)
     else:
         PAGE: gl.constexpr = CACHE.page_size
         producer(
@@ -708,6 +719,10 @@ def latent_kernel(  # noqa: PLR0913
     SPLIT: gl.constexpr = part_sums_ptr is not None
     if SPLIT:
         let_next_begin()  # the merge
+    PLAIN: gl.constexpr = Plain(
+        first=scale_ptr is None,
+        second=scale_ptr is None if second_topk is None else second_scale_ptr is None,
+    )
     HOW: gl.constexpr = How(
         sign=SIGN,
         mask=MASK,
@@ -715,12 +730,9 @@ def latent_kernel(  # noqa: PLR0913
         p_overlays_rope=OVERLAY,
         is_copied=SCALED == 0,
         is_split=SPLIT,
+        validity_apart=PLAIN.first or PLAIN.second,
     )
     CACHE: gl.constexpr = CacheFormat(page_size=PAGE, scale_block=SCALED)
-    PLAIN: gl.constexpr = Plain(
-        first=scale_ptr is None,
-        second=scale_ptr is None if second_topk is None else second_scale_ptr is None,
-    )
     VECTOR_LAYOUT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
     k_smem = column_tiles(2 * ST, DIMS, LAYOUTS, DTYPE)
     q_smem = column_tiles(1, DIMS, LAYOUTS, DTYPE)
@@ -728,7 +740,7 @@ def latent_kernel(  # noqa: PLR0913
     if not OVERLAY:
         p_smem = gl.allocate_shared_memory(DTYPE, [2 * ST, 64, 64], LAYOUTS.p)
     bias = gl.allocate_shared_memory(gl.float32, [2 * ST, 64], VECTOR_LAYOUT)
-    flags = gl.allocate_shared_memory(gl.int32, [2 * ST, WARPS], VECTOR_LAYOUT)
+    flags = gl.allocate_shared_memory(gl.int32, [2 * ST, REGISTERS.producer_warps], VECTOR_LAYOUT)
     row_maxes = gl.allocate_shared_memory(gl.float32, [2, 64], VECTOR_LAYOUT)
     sums = gl.allocate_shared_memory(gl.float32, [3, 64], VECTOR_LAYOUT)
     info = gl.allocate_shared_memory(gl.int32, [2 * FIELDS, 1], VECTOR_LAYOUT)
@@ -736,7 +748,7 @@ def latent_kernel(  # noqa: PLR0913
     bars = Barriers(
         q_ready=q_ready,
         q_empty=q_empty,
-        k_ready=barriers(4 * ST, 128),
+        k_ready=barriers(4 * ST, 32 * REGISTERS.producer_warps),
         k_empty=barriers(4 * ST, 1),
         valid_ready=barriers(2 * ST, 1),
         item_ready=barriers(2, 1),
@@ -853,6 +865,6 @@ def latent_kernel(  # noqa: PLR0913
                 ),
             ),
         ],
-        [4, 4],
+        [4, REGISTERS.producer_warps],
         [REGISTERS.consumer, REGISTERS.producer],
     )

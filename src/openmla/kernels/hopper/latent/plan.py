@@ -61,7 +61,7 @@ MOST_ONCE = 65536
 # 100 bytes and reached 0.29 of the matmul's rate, with 88 it spilled 8 and reached 0.400, with 104
 # none and 0.421 (H200, 64 queries, 128 heads, before bytes were copied a block ahead).
 COPYING = Registers(consumer_groups=2, consumer=216, producer=72)
-WIDENING = Registers(consumer_groups=2, consumer=200, producer=104)
+WIDENING = Registers(consumer_groups=2, consumer=192, producer=64, producer_warps=8)
 
 
 FEW_REQUESTS, MANY_REQUESTS = 32, 128
@@ -317,7 +317,7 @@ class HopperLatentConfig(HopperBlock):
         yield from barriers(("ready", 2 * blocks), ("free", 2 * blocks))
         if told:
             yield from barriers(("valid", blocks))
-            yield Wanted("validity flags", "stats", 4 * blocks * FP32)
+            yield Wanted("validity flags", "stats", self.registers.producer_warps * blocks * FP32)
         yield from barriers(("t_ready", 2), ("t_empty", 2))
         yield from barriers(("q_ready, q_free", 2))
         yield from launch_tail(self.registers, EPILOGUE_SCRATCH)

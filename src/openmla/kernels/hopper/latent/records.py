@@ -51,6 +51,8 @@ class How(NamedTuple):
     """Whether K arrives by cp.async or TMA; else the producer dequantizes it and stores it."""
     is_split: Any
     """Whether requests may be split into ranges of keys."""
+    validity_apart: Any
+    """Whether the validity of a block has a barrier of its own; else it is there when left is."""
 
 
 class TileLayouts(NamedTuple):
@@ -68,6 +70,7 @@ class Registers(NamedTuple):
 
     consumer: int
     producer: int
+    producer_warps: int
 
 
 class RowDescriptors(NamedTuple):
@@ -279,6 +282,38 @@ class BlockRows(NamedTuple):
     """`RowPlaces`"""
     scales: Any
     """`RowScales`"""
+
+
+class Chunks(NamedTuple):
+    """Words of a block of keys of DeepSeek-V4's, [keys, chunks, 16]."""
+
+    left: Any
+    """Chunks 0 to 3."""
+    right: Any
+    """Chunks 4 and 5."""
+    last: Any
+    """Chunk 6."""
+
+
+class QuantizedRows(NamedTuple):
+    """The rows of a block of keys, of an FP8 cache."""
+
+    start: Any
+    """Where they begin, in units of 16 bytes; row 0 where there is no key."""
+    is_there: Any
+    """Whether there is a key."""
+    left: Any
+    """Scales of the left half of the latent columns, [keys, blocks]."""
+    right: Any
+    rope: Any
+    """Scales of rope that is e4m3; otherwise of no matter."""
+
+
+class Halves(NamedTuple):
+    """Words of a block of keys of an FP8 cache, [keys, blocks, words of a block]."""
+
+    left: Any
+    right: Any
 
 
 class Plain(NamedTuple):

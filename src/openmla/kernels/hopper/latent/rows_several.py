@@ -32,7 +32,7 @@ from openmla.kernels.hopper.latent.rows import (
     put_validity,
     validity_of,
 )
-from openmla.kernels.hopper.latent.rows_v4 import LANES, WARPS, fill, first_chunks
+from openmla.kernels.hopper.latent.rows_v4 import LANES, fill, first_chunks
 from openmla.kernels.hopper.latent.signals import publish_work_item
 from openmla.kernels.hopper.latent.source import KEYS, STEP, find_work, work_item
 
@@ -59,12 +59,12 @@ def source_rows_at(source, rows, listed, is_second, PLAIN: gl.constexpr):
 def copy_block(block, tiles, validity, b, phase, bars):
     """Fill the tiles of block b with bf16 rows."""
     mbarrier.wait(bars.k_empty.index(2 * b), phase)
-    ready = bars.valid_ready.index(b)
-    put_validity(validity_of(validity, b), block.places.is_there, ready, LANES)
-    copy_words(block.places, tiles.left.index(b), 0, HALF_WORDS, LANES, WARPS)
+    put_validity(validity_of(validity, b), block.places.is_there, LANES)
+    mbarrier.arrive(bars.valid_ready.index(b), count=1)
+    copy_words(block.places, tiles.left.index(b), 0, HALF_WORDS, LANES, gl.num_warps())
     arrive_copied(bars.k_ready.index(2 * b))
     mbarrier.wait(bars.k_empty.index(2 * b + 1), phase)
-    copy_words(block.places, tiles.right.index(b), HALF_WORDS, HALF_WORDS, LANES, WARPS)
+    copy_words(block.places, tiles.right.index(b), HALF_WORDS, HALF_WORDS, LANES, gl.num_warps())
     arrive_copied(bars.k_ready.index(2 * b + 1))
 
 
@@ -80,7 +80,7 @@ def fill_with(block, chunks, after, smem, b, phase, bars, PLAIN: gl.constexpr):
             copy_block(block, smem.k, smem.validity, b, phase, bars)
             chunks = first_chunks(after)
         else:
-            chunks = fill(block, chunks, after, smem.k, smem.validity, b, phase, bars)
+            chunks = fill(block, chunks, after, smem.k, smem.validity, b, phase, bars, True)
         return chunks
 
 
@@ -98,7 +98,7 @@ def several_producer(
     PLAIN: gl.constexpr,
 ):
     """Load every work item of this program, as rows.producer does. PLAIN: `Plain`."""
-    KL: gl.constexpr = key_layout(LANES, WARPS)
+    KL: gl.constexpr = key_layout(LANES, gl.num_warps())
     turn = gl.program_id(0) * 0
     it = turn  # steps so far, over all work items
     found, item, steps = first_work_item(turn, info, source, counts, bars, 0)

@@ -144,7 +144,7 @@ def fill(
     rows,
     block,
     words,
-    after,
+    keys,
     smem,
     bars,
     b,
@@ -165,6 +165,7 @@ def fill(
     if NUMBER == 1:
         begin_rope(rows, block, rope, DIMS)
     smem.k.left.index(b).store(dequantized(words.left, block.left))
+    after = rows_at(rows, keys, DIMS, CACHE)
     left = load_words(rows, after, 0, HALF, CACHE)
     if NUMBER == 1:
         finish_rope(rows, block, rope, DIMS, CACHE)
@@ -177,7 +178,7 @@ def fill(
     if NUMBER == 0:
         finish_rope(rows, block, rope, DIMS, CACHE)
     mbarrier.arrive(bars.k_ready.index(2 * b + 1), count=32 * gl.num_warps())
-    return Halves(left=left, right=right)
+    return after, Halves(left=left, right=right)
 
 
 @gluon.jit
@@ -228,13 +229,13 @@ def fp8_producer(
             first = gl.where(last, next_item.first_entry, item.first_entry)
             stop = gl.where(last, next_item.stop, item.stop)
             for i in gl.static_range(2):
-                after = rows_at(rows, physical(source, entry, PAGE), DIMS, CACHE)
+                keys = physical(source, entry, PAGE)
                 entry = entries(source, first, stop, ahead + i * KEYS, KL)
-                words = fill(
+                block, words = fill(
                     rows,
                     block,
                     words,
-                    after,
+                    keys,
                     smem,
                     bars,
                     b + i,
@@ -244,7 +245,6 @@ def fp8_producer(
                     DIMS,
                     CACHE,
                 )
-                block = after
             it += 1
         turn += 1
         item = next_item

@@ -61,7 +61,7 @@ MOST_ONCE = 65536
 # warps of it on each scheduler; they hold a block of rows in registers.
 COPYING = Registers(consumer_groups=2, consumer=216, producer=72)
 WIDENING = Registers(consumer_groups=2, consumer=192, producer=64, producer_warps=8)
-
+OTHER_REGISTERS = 32  # of a math warp-group: with 192 in all it spills some, outside of products
 
 FEW_REQUESTS, MANY_REQUESTS = 32, 128
 
@@ -339,7 +339,8 @@ class HopperLatentConfig(HopperBlock):
             yield f"latent width {self.latent} is not one of {', '.join(map(str, LATENT_WIDTHS))}"
         if self.rope not in ROPE_WIDTHS:
             yield f"rope width {self.rope} is not one of {', '.join(map(str, ROPE_WIDTHS))}"
-        yield from register_reasons(self.registers, self.accumulators, self._accumulator_sum())
+        used = self.accumulators, self._accumulator_sum()
+        yield from register_reasons(self.registers, *used, OTHER_REGISTERS)
         yield from smem_reasons(self.smem_used, self._smem_sum())
 
     def _smem_sum(self) -> str:

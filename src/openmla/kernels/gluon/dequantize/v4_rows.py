@@ -190,6 +190,27 @@ def copy_words(
 
 
 @gluon.jit
+def load_tail_words(places, LANES: gl.constexpr, WARPS: gl.constexpr):
+    """Words of the tails of rows, [keys, 32]; 0 where there is no key."""
+    L: gl.constexpr = chunk_layout(LANES, WARPS)
+    word = gl.arange(0, TAIL_WORDS, gl.SliceLayout(0, L)) + CHUNKS * CHUNK_WORDS
+    at = places.words[:, None] + word[None, :]
+    return gl.load(at, mask=places.is_quantized[:, None], other=0)
+
+
+@gluon.jit
+def store_words(tile, words):
+    """Store words of two bf16 columns to the end of a tile."""
+    SHAPE: gl.constexpr = [tile.shape[0], tile.shape[1] // 2]
+    NUMBER: gl.constexpr = words.shape[1]
+    IN_WORDS: gl.constexpr = gl.NVMMASharedLayout(
+        swizzle_byte_width=min(128, 4 * SHAPE[1]), element_bitwidth=32, rank=2
+    )
+    view = reinterpret(tile, gl.int32, SHAPE, IN_WORDS)
+    view.slice(SHAPE[1] - NUMBER, NUMBER, dim=1).store(words)
+
+
+@gluon.jit
 def copy_tail(places, tile, LANES: gl.constexpr, WARPS: gl.constexpr):
     """Start copying the tails of rows to the end of a tile; zeros where there is no key."""
     copy_words(places, tile, CHUNKS * CHUNK_WORDS, TAIL_WORDS, LANES, WARPS)

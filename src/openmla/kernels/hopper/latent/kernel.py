@@ -12,13 +12,13 @@ sequence. V is the first columns of K. The output columns are split between two 
 | right | 4 | 216 | scores of block 1; P0 · V0 and P1 · V1 for the right output columns |
 | producer | 4 | 72 | loads Q and rows (rows.py), or dequantizes them (rows_fp8.py, rows_v4.py) |
 
-Where FP8 rows are dequantized the registers are 200, 200 and 104.
+Where FP8 rows are dequantized the producer has 8 warps, and the registers are 192, 192 and 64.
 
 | barrier | number | completed by (count) | waited for by |
 |---|---|---|---|
 | q_ready | 1 | TMA bytes of Q (1) | left, right |
 | q_empty | 1 | left, right, after the last scores of a work item (2) | producer |
-| k_ready | 4 ST | threads of the producer: block 0 left, right, block 1 left, right (128) | both |
+| k_ready | 4 ST | threads of the producer: block 0 left, right, block 1 left, right (all) | both |
 | k_empty | 4 ST | the only warp-group that multiplies V with it: left, right (1) | producer |
 | valid_ready | 2 ST | producer: validity of a block of a list is written (1) | left, right |
 | item_ready | 2 | producer: a work item is published in `info` (1) | left, right |
@@ -30,7 +30,7 @@ Where FP8 rows are dequantized the registers are 200, 200 and 104.
 | q_left, q_right, q_rope | 64 x (256 + 256 + 64) x 2 = 73728 |
 | k_left, k_right, k_rope | 2 ST x 64 x (256 + 256 + 64) x 2 = 147456 |
 | p | aliases k_rope, which scores are done with. Narrower rope: 2 ST x 64 x 64 x 2 of its own |
-| bias, flags (of lists) | 2 ST x 64 x 4, 2 ST x 4 x 4 |
+| bias, flags (of lists) | 2 ST x 64 x 4, 2 ST x 4 for each warp of the producer |
 | row_maxes, sums (and largest scores) | 2 x 64 x 4, 3 x 64 x 4 |
 | info, barriers | 64 + 8 x (2 + 10 ST + 4) |
 | epilogue's change of layout, warp states | 4096 + 8 |
@@ -50,6 +50,9 @@ P0 V0 before it scores block 1.
 At the end of a work item each warp-group publishes its row sums while its last product runs. Right
 then stores its half of the output, while the next block 1 is being gathered. Left first computes P0
 of the next work item, which right will wait for; it stores its half while right computes P1.
+
+Where all rows are dequantized, validity is written before left is, by the same stores, and needs no
+barrier of its own.
 
 Nothing is in flight on a loop's back edge, or ptxas would put waits between all wgmma. All buffers
 are indexed by numbers made of `opaque_zero`, or their descriptors would be kept in registers that

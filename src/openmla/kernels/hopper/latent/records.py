@@ -293,27 +293,25 @@ class Chunks(NamedTuple):
     """Chunks 4 and 5."""
     last: Any
     """Chunk 6."""
+    tail: Any
+    """The bf16 columns, [keys, 32]."""
 
 
 class QuantizedRows(NamedTuple):
-    """The rows of a block of keys, of an FP8 cache."""
+    """The rows of a block of keys, of an FP8 cache: words [keys, blocks, words of a block] and
+    scales [keys, blocks]."""
 
-    start: Any
-    """Where they begin, in units of 16 bytes; row 0 where there is no key."""
     is_there: Any
     """Whether there is a key."""
     left: Any
-    """Scales of the left half of the latent columns, [keys, blocks]."""
+    """Words of the left half of the latent columns."""
     right: Any
     rope: Any
-    """Scales of rope that is e4m3; otherwise of no matter."""
-
-
-class Halves(NamedTuple):
-    """Words of a block of keys of an FP8 cache, [keys, blocks, words of a block]."""
-
-    left: Any
-    right: Any
+    """Words of rope, [keys, words] where it is bf16; of no matter where rows have none."""
+    left_scales: Any
+    right_scales: Any
+    rope_scales: Any
+    """Of rope that is e4m3."""
 
 
 class Plain(NamedTuple):

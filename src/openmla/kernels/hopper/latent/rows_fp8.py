@@ -24,11 +24,9 @@ written, and the warp-group that waits for it fences it (`wait_tile` of signals.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from openmla.kernels.gluon.dequantize.rows import (
-    BF16S,
     CHUNK,
     FP32S,
     WORDS,
@@ -38,9 +36,10 @@ from openmla.kernels.gluon.dequantize.rows import (
     key_layout,
     start_of_row,
 )
-from openmla.kernels.hopper.latent.records import Halves, QuantizedRows
+from openmla.kernels.gluon.dequantize.v4_rows import chunk_layout as rope_layout
+from openmla.kernels.gluon.dequantize.v4_rows import store_words
+from openmla.kernels.hopper.latent.records import QuantizedRows
 from openmla.kernels.hopper.latent.rows import (
-    copy,
     first_work_item,
     load_queries,
     put_validity,
@@ -54,17 +53,19 @@ EACH = gl.constexpr(4)  # neighboring words of a thread
 
 
 @gluon.jit
-def load_words(rows, block, FIRST: gl.constexpr, WIDTH: gl.constexpr, CACHE: gl.constexpr):
-    """Words of columns FIRST … of `QuantizedRows`; 0 where there is no key."""
+def load_words(
+    rows, start, is_there, FIRST: gl.constexpr, WIDTH: gl.constexpr, CACHE: gl.constexpr
+):
+    """Words of columns FIRST … of rows, [keys, blocks, words]; 0 where there is no key."""
     L: gl.constexpr = chunk_layout(WIDTH, CACHE.scale_block, LANES, gl.num_warps(), EACH)
     BLOCKS: gl.constexpr = blocks_of(WIDTH, CACHE.scale_block)
     IN: gl.constexpr = WIDTH // BLOCKS // 4
     KL: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, L))
     number = gl.arange(0, BLOCKS, gl.SliceLayout(0, gl.SliceLayout(2, L))) * IN + FIRST // 4
     inside = gl.arange(0, IN, gl.SliceLayout(0, gl.SliceLayout(1, L)))
-    start = rows.data_ptr + gl.convert_layout(block.start, KL) * WORDS
-    is_there = gl.convert_layout(block.is_there, KL)
-    at = start[:, None, None] + number[None, :, None] + inside[None, None, :]
+    first = rows.data_ptr + gl.convert_layout(start, KL) * WORDS
+    is_there = gl.convert_layout(is_there, KL)
+    at = first[:, None, None] + number[None, :, None] + inside[None, None, :]
     return gl.load(at, mask=is_there[:, None, None], other=0)
 
 
@@ -83,68 +84,65 @@ def load_scales(
 
 
 @gluon.jit
-def rows_at(rows, keys, DIMS: gl.constexpr, CACHE: gl.constexpr):
-    """The `QuantizedRows` of physical rows, -1 where there is none; their scales are on their
-    way."""
+def load_rope(rows, start, is_there, DIMS: gl.constexpr, CACHE: gl.constexpr):
+    """Words of rope that is bf16, [keys, words]: it follows the scales of a row."""
+    L: gl.constexpr = rope_layout(LANES, gl.num_warps())
+    FIRST: gl.constexpr = DIMS.latent // 4 + DIMS.latent // CACHE.scale_block
+    word = gl.arange(0, DIMS.rope // 2, gl.SliceLayout(0, L)) + FIRST
+    at = rows.data_ptr + gl.convert_layout(start, gl.SliceLayout(1, L)) * WORDS
+    is_there = gl.convert_layout(is_there, gl.SliceLayout(1, L))
+    return gl.load(at[:, None] + word[None, :], mask=is_there[:, None], other=0)
+
+
+@gluon.jit
+def load_rows(rows, keys, DIMS: gl.constexpr, CACHE: gl.constexpr):
+    """The `QuantizedRows` of physical rows, -1 where there is none, on their way."""
     PAGE: gl.constexpr = CACHE.page_size
     HALF: gl.constexpr = DIMS.latent // 2
     is_there = keys >= 0
     start = start_of_row(keys, rows.page_stride, rows.row_stride, PAGE)
+    left = load_words(rows, start, is_there, 0, HALF, CACHE)
+    right = load_words(rows, start, is_there, HALF, HALF, CACHE)
     rope = 0
+    rope_scales = 0
+    at = start * FP32S
     if rows.rope_ptr is None:
         at = start_of_row(keys, rows.scale_page_stride, rows.scale_row_stride, PAGE)
-        if DIMS.rope > 0:
-            rope = load_scales(rows, at, is_there, DIMS.latent, DIMS.rope, CACHE)
-    else:
-        at = start * FP32S
-    left = load_scales(rows, at, is_there, 0, HALF, CACHE)
-    right = left
+    if DIMS.rope > 0:
+        if rows.rope_ptr is None:
+            rope = load_words(rows, start, is_there, DIMS.latent, DIMS.rope, CACHE)
+            rope_scales = load_scales(rows, at, is_there, DIMS.latent, DIMS.rope, CACHE)
+        else:
+            rope = load_rope(rows, start, is_there, DIMS, CACHE)
+    left_scales = load_scales(rows, at, is_there, 0, HALF, CACHE)
+    right_scales = left_scales
     if CACHE.scale_block < DIMS.latent:
-        right = load_scales(rows, at, is_there, HALF, HALF, CACHE)
-    return QuantizedRows(start=start, is_there=is_there, left=left, right=right, rope=rope)
-
-
-@gluon.jit
-def load_halves(rows, block, DIMS: gl.constexpr, CACHE: gl.constexpr):
-    """`Halves` of the words of `QuantizedRows`."""
-    HALF: gl.constexpr = DIMS.latent // 2
-    return Halves(
-        left=load_words(rows, block, 0, HALF, CACHE),
-        right=load_words(rows, block, HALF, HALF, CACHE),
+        right_scales = load_scales(rows, at, is_there, HALF, HALF, CACHE)
+    return QuantizedRows(
+        is_there=is_there,
+        left=left,
+        right=right,
+        rope=rope,
+        left_scales=left_scales,
+        right_scales=right_scales,
+        rope_scales=rope_scales,
     )
 
 
 @gluon.jit
-def begin_rope(rows, block, tile, DIMS: gl.constexpr):
-    """Start copying rope that `CacheRows` store as bf16."""
-    if DIMS.rope > 0 and rows.rope_ptr is not None:
-        L: gl.constexpr = gl.BlockedLayout(
-            [1, 8], [32 // LANES, LANES], [gl.num_warps(), 1], [1, 0]
-        )
-        start = gl.convert_layout(block.start, gl.SliceLayout(1, L))
-        is_there = gl.convert_layout(block.is_there, gl.SliceLayout(1, L))
-        copy(tile, rows.rope_ptr + start * BF16S, is_there, 0, L)
-        async_copy.commit_group()
-
-
-@gluon.jit
-def finish_rope(rows, block, tile, DIMS: gl.constexpr, CACHE: gl.constexpr):
-    """Wait for rope that is copied; dequantize rope that is e4m3. That is loaded when it is wanted:
-    there are no registers to load it before."""
+def store_rope(rows, block, tile, DIMS: gl.constexpr):
+    """Store the rope of `QuantizedRows`, if they have any."""
     if DIMS.rope > 0:
-        if rows.rope_ptr is not None:
-            async_copy.wait_group(0)
+        if rows.rope_ptr is None:
+            tile.store(dequantized(block.rope, block.rope_scales))
         else:
-            raw = load_words(rows, block, DIMS.latent, DIMS.rope, CACHE)
-            tile.store(dequantized(raw, block.rope))
+            store_words(tile, block.rope)
 
 
 @gluon.jit
 def fill(
     rows,
     block,
-    words,
-    keys,
     smem,
     bars,
     b,
@@ -152,33 +150,21 @@ def fill(
     NUMBER: gl.constexpr,
     IS_LISTED: gl.constexpr,
     DIMS: gl.constexpr,
-    CACHE: gl.constexpr,
 ):
-    """Fill the tiles of block b with `QuantizedRows`, whose `Halves` are loaded. Returns the
-    `Halves` of the block `after`. NUMBER: of the block in its step; its rope comes with right in
-    block 0, with left in block 1."""
-    HALF: gl.constexpr = DIMS.latent // 2
+    """Fill the tiles of block b with `QuantizedRows`. NUMBER: of the block in its step; its rope
+    comes with right in block 0, with left in block 1."""
     rope = smem.k.rope.index(b)
-    mbarrier.wait(bars.k_empty.index(2 * b), phase)
     if IS_LISTED:
         put_validity(validity_of(smem.validity, b), block.is_there, LANES)
+    smem.k.left.index(b).store(dequantized(block.left, block.left_scales))
     if NUMBER == 1:
-        begin_rope(rows, block, rope, DIMS)
-    smem.k.left.index(b).store(dequantized(words.left, block.left))
-    after = rows_at(rows, keys, DIMS, CACHE)
-    left = load_words(rows, after, 0, HALF, CACHE)
-    if NUMBER == 1:
-        finish_rope(rows, block, rope, DIMS, CACHE)
+        store_rope(rows, block, rope, DIMS)
     mbarrier.arrive(bars.k_ready.index(2 * b), count=32 * gl.num_warps())
     mbarrier.wait(bars.k_empty.index(2 * b + 1), phase)
+    smem.k.right.index(b).store(dequantized(block.right, block.right_scales))
     if NUMBER == 0:
-        begin_rope(rows, block, rope, DIMS)
-    smem.k.right.index(b).store(dequantized(words.right, block.right))
-    right = load_words(rows, after, HALF, HALF, CACHE)
-    if NUMBER == 0:
-        finish_rope(rows, block, rope, DIMS, CACHE)
+        store_rope(rows, block, rope, DIMS)
     mbarrier.arrive(bars.k_ready.index(2 * b + 1), count=32 * gl.num_warps())
-    return after, Halves(left=left, right=right)
 
 
 @gluon.jit
@@ -212,9 +198,8 @@ def fp8_producer(
     it = turn  # steps so far, over all work items
     found, item, steps = first_work_item(turn, info, source, counts, bars, REQUESTS)
     entry = entries(source, item.first_entry, item.stop, item.skipped, KL)
-    block = rows_at(rows, physical(source, entry, PAGE), DIMS, CACHE)
+    block = load_rows(rows, physical(source, entry, PAGE), DIMS, CACHE)
     entry = entries(source, item.first_entry, item.stop, item.skipped + KEYS, KL)
-    words = load_halves(rows, block, DIMS, CACHE)
     while steps > 0:
         found = find_work(found, source, True, REQUESTS)
         next_item, next_steps = work_item(found, source, counts)
@@ -229,22 +214,13 @@ def fp8_producer(
             first = gl.where(last, next_item.first_entry, item.first_entry)
             stop = gl.where(last, next_item.stop, item.stop)
             for i in gl.static_range(2):
-                keys = physical(source, entry, PAGE)
-                entry = entries(source, first, stop, ahead + i * KEYS, KL)
-                block, words = fill(
-                    rows,
-                    block,
-                    words,
-                    keys,
-                    smem,
-                    bars,
-                    b + i,
-                    phase,
-                    i,
-                    source.sequences is None,
-                    DIMS,
-                    CACHE,
+                mbarrier.wait(bars.k_empty.index(2 * (b + i)), phase)
+                next_entry = entries(source, first, stop, ahead + i * KEYS, KL)
+                fill(
+                    rows, block, smem, bars, b + i, phase, i, source.sequences is None, DIMS
                 )
+                block = load_rows(rows, physical(source, entry, PAGE), DIMS, CACHE)
+                entry = next_entry
             it += 1
         turn += 1
         item = next_item

@@ -32,7 +32,7 @@ from openmla.kernels.hopper.latent.rows import (
     put_validity,
     validity_of,
 )
-from openmla.kernels.hopper.latent.rows_v4 import LANES, fill, first_chunks
+from openmla.kernels.hopper.latent.rows_v4 import LANES, fill, load_rows
 from openmla.kernels.hopper.latent.signals import publish_work_item
 from openmla.kernels.hopper.latent.source import KEYS, STEP, find_work, work_item
 
@@ -69,19 +69,23 @@ def copy_block(block, tiles, validity, b, phase, bars):
 
 
 @gluon.jit
-def fill_with(block, chunks, after, smem, b, phase, bars, PLAIN: gl.constexpr):
-    """Fill the tiles of block b with `SourceRows`. Returns the first chunks of the block `after`,
-    of which bf16 rows have none."""
+def load_quantized(block, PLAIN: gl.constexpr):
+    """The `Chunks` of `SourceRows`, of which bf16 rows have none."""
+    if PLAIN.first and PLAIN.second:
+        return 0
+    else:
+        return load_rows(block)
+
+
+@gluon.jit
+def fill_with(block, chunks, smem, b, phase, bars, PLAIN: gl.constexpr):
+    """Fill the tiles of block b with `SourceRows` and what `load_quantized` returned."""
     if PLAIN.first and PLAIN.second:
         copy_block(block, smem.k, smem.validity, b, phase, bars)
-        return chunks
+    elif block.is_plain != 0:
+        copy_block(block, smem.k, smem.validity, b, phase, bars)
     else:
-        if block.is_plain != 0:
-            copy_block(block, smem.k, smem.validity, b, phase, bars)
-            chunks = first_chunks(after)
-        else:
-            chunks = fill(block, chunks, after, smem.k, smem.validity, b, phase, bars, True)
-        return chunks
+        fill(block, chunks, smem.k, smem.validity, b, phase, bars, True)
 
 
 @gluon.jit
@@ -106,9 +110,7 @@ def several_producer(
     listed, is_second = look_up(source, listing, item.skipped, KEYS, KL)
     block = source_rows_at(source, rows, listed, is_second, PLAIN)
     listed, is_second = look_up(source, listing, item.skipped + KEYS, KEYS, KL)
-    chunks = turn
-    if not (PLAIN.first and PLAIN.second):
-        chunks = first_chunks(block)
+    chunks = load_quantized(block, PLAIN)
     while steps > 0:
         found = find_work(found, source, True, 0)
         next_item, next_steps = work_item(found, source, counts)
@@ -123,10 +125,10 @@ def several_producer(
             place = gl.where(last, next_item.skipped, item.skipped + (j + 1) * STEP)
             here = either(last, next_listing, listing)
             for i in gl.static_range(2):
-                after = source_rows_at(source, rows, listed, is_second, PLAIN)
+                fill_with(block, chunks, smem, b + i, phase, bars, PLAIN)
+                block = source_rows_at(source, rows, listed, is_second, PLAIN)
+                chunks = load_quantized(block, PLAIN)
                 listed, is_second = look_up(source, here, place + i * KEYS, KEYS, KL)
-                chunks = fill_with(block, chunks, after, smem, b + i, phase, bars, PLAIN)
-                block = after
             it += 1
         turn += 1
         item = next_item

@@ -18,17 +18,17 @@ written, and the warp-group that waits for it fences it (`wait_tile` of signals.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from openmla.kernels.gluon.dequantize.v4_rows import (
     CHUNK,
-    copy_tail,
     dequantized_chunks,
     key_layout,
     load_chunks,
     load_scales,
+    load_tail_words,
     places_of,
+    store_words,
 )
 from openmla.kernels.hopper.latent.listing import either, in_pool, listing_of, look_up
 from openmla.kernels.hopper.latent.records import BlockRows, Chunks
@@ -57,37 +57,32 @@ def rows_at(source, rows, listed, is_second):
 
 
 @gluon.jit
-def first_chunks(block):
-    """`Chunks` of `BlockRows`."""
+def load_rows(block):
+    """`Chunks` of `BlockRows`, on their way."""
     return Chunks(
         left=load_chunks(block.places, 0, 4, LANES, gl.num_warps()),
         right=load_chunks(block.places, 4, 2, LANES, gl.num_warps()),
         last=load_chunks(block.places, 6, 1, LANES, gl.num_warps()),
+        tail=load_tail_words(block.places, LANES, gl.num_warps()),
     )
 
 
 @gluon.jit
-def fill(block, chunks, after, tiles, validity, b, phase, bars, APART: gl.constexpr):
-    """Fill the tiles of block b with `BlockRows`, whose `Chunks` are loaded. Returns those of the
-    block `after`. APART: whether the math warp-groups wait for validity apart from left."""
+def fill(block, chunks, tiles, validity, b, phase, bars, APART: gl.constexpr):
+    """Fill the tiles of block b with `BlockRows` and their `Chunks`. APART: whether the math
+    warp-groups wait for validity apart from left."""
     left, right = tiles.left.index(b), tiles.right.index(b)
     mbarrier.wait(bars.k_empty.index(2 * b), phase)
     put_validity(validity_of(validity, b), block.places.is_there, LANES)
     if APART:
         mbarrier.arrive(bars.valid_ready.index(b), count=1)
     left.store(dequantized_chunks(chunks.left, block.scales, 0))
-    next_left = load_chunks(after.places, 0, 4, LANES, gl.num_warps())
     mbarrier.arrive(bars.k_ready.index(2 * b), count=32 * gl.num_warps())
     mbarrier.wait(bars.k_empty.index(2 * b + 1), phase)
-    copy_tail(block.places, right, LANES, gl.num_warps())
-    async_copy.commit_group()
     right.slice(0, 2 * CHUNK, dim=1).store(dequantized_chunks(chunks.right, block.scales, 4))
-    next_right = load_chunks(after.places, 4, 2, LANES, gl.num_warps())
     right.slice(2 * CHUNK, CHUNK, dim=1).store(dequantized_chunks(chunks.last, block.scales, 6))
-    next_last = load_chunks(after.places, 6, 1, LANES, gl.num_warps())
-    async_copy.wait_group(0)
+    store_words(right, chunks.tail)
     mbarrier.arrive(bars.k_ready.index(2 * b + 1), count=32 * gl.num_warps())
-    return Chunks(left=next_left, right=next_right, last=next_last)
 
 
 @gluon.jit
@@ -113,7 +108,7 @@ def v4_producer(
     listed, is_second = look_up(source, listing, item.skipped, KEYS, KL)
     block = rows_at(source, rows, listed, is_second)
     listed, is_second = look_up(source, listing, item.skipped + KEYS, KEYS, KL)
-    chunks = first_chunks(block)
+    chunks = load_rows(block)
     while steps > 0:
         found = find_work(found, source, True, REQUESTS)
         next_item, next_steps = work_item(found, source, counts)
@@ -128,12 +123,10 @@ def v4_producer(
             place = gl.where(last, next_item.skipped, item.skipped + (j + 1) * STEP)
             here = either(last, next_listing, listing)
             for i in gl.static_range(2):
-                after = rows_at(source, rows, listed, is_second)
+                fill(block, chunks, smem.k, smem.validity, b + i, phase, bars, False)
+                block = rows_at(source, rows, listed, is_second)
+                chunks = load_rows(block)
                 listed, is_second = look_up(source, here, place + i * KEYS, KEYS, KL)
-                chunks = fill(
-                    block, chunks, after, smem.k, smem.validity, b + i, phase, bars, False
-                )
-                block = after
             it += 1
         turn += 1
         item = next_item

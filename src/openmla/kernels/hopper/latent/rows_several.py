@@ -80,7 +80,7 @@ def load_quantized(block, PLAIN: gl.constexpr):
 @gluon.jit
 def fill_with(block, chunks, smem, b, phase, bars, PLAIN: gl.constexpr):
     """Fill the tiles of block b with `SourceRows` and what `load_quantized` returned."""
-    if PLAIN.first and PLAIN.second:
+    if PLAIN.first and PLAIN.second:  # noqa: SIM114 - decided when compiled
         copy_block(block, smem.k, smem.validity, b, phase, bars)
     elif block.is_plain != 0:
         copy_block(block, smem.k, smem.validity, b, phase, bars)

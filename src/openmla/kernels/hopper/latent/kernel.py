@@ -557,7 +557,7 @@ def load(  # noqa: PLR0913
     elif rows.page_rows is not None:
         v4_producer(info, source, rows, counts, q_descs, smem, bars, ST, DIMS, CHUNK)
     elif CACHE.scale_block > 0:
-        fp8_producer(info, source, rows, counts, q_descs, smem, bars, ST, DIMS, CACHE, CHUNK)
+        fp8_producer(info, source, rows, counts, q_descs, smem, bars, ST, DIMS, CACHE, LANES, CHUNK)
     else:
         PAGE: gl.constexpr = CACHE.page_size
         producer(

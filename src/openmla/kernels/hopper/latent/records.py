@@ -298,20 +298,13 @@ class Chunks(NamedTuple):
 
 
 class QuantizedRows(NamedTuple):
-    """The rows of a block of keys, of an FP8 cache: words [keys, blocks, words of a block] and
-    scales [keys, blocks]."""
+    """The rows of a block of keys, of an FP8 cache."""
 
-    is_there: Any
-    """Whether there is a key."""
+    keys: Any
+    """Physical rows, -1 where there is no key."""
     left: Any
-    """Words of the left half of the latent columns."""
+    """Scales of the left half of the latent columns, [keys, blocks]."""
     right: Any
-    rope: Any
-    """Words of rope, [keys, words] where it is bf16; of no matter where rows have none."""
-    left_scales: Any
-    right_scales: Any
-    rope_scales: Any
-    """Of rope that is e4m3."""
 
 
 class Plain(NamedTuple):

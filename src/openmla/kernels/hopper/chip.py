@@ -54,19 +54,16 @@ class Registers:
     consumer_groups: int
     consumer: int
     producer: int
-    producer_warps: int = 4
-    """Of the producer and the scheduler: whole warp-groups."""
 
     @cached_property
     def threads(self) -> int:
-        """Threads of the consumers, and of the producer and scheduler warps."""
-        return WARPGROUP * self.consumer_groups + 32 * self.producer_warps
+        """Threads of the consumers, and of one warp-group for producer and scheduler warps."""
+        return WARPGROUP * (self.consumer_groups + 1)
 
     @cached_property
     def total(self) -> int:
         """Registers of the block after setmaxnreg."""
-        consumers = WARPGROUP * self.consumer_groups * self.consumer
-        return consumers + 32 * self.producer_warps * self.producer
+        return WARPGROUP * (self.consumer_groups * self.consumer + self.producer)
 
     @cached_property
     def at_launch(self) -> int:
@@ -76,7 +73,7 @@ class Registers:
     @cached_property
     def worker_warps(self) -> int:
         """Warps besides the first warp-group; each has a byte of state in shared memory."""
-        return 4 * (self.consumer_groups - 1) + self.producer_warps
+        return 4 * self.consumer_groups
 
     @cached_property
     def most(self) -> int:
@@ -125,15 +122,12 @@ def launch_tail(registers: Registers, epilogue: int = EPILOGUE_SCRATCH) -> list[
     ]
 
 
-def register_reasons(
-    registers: Registers, used: int, what: str, others: int = OTHER_REGISTERS
-) -> Iterator[str]:
-    """Why an accumulator set does not fit; nothing when it does. others: registers that a kernel
-    needs besides."""
-    most = registers.consumer - others
+def register_reasons(registers: Registers, used: int, what: str) -> Iterator[str]:
+    """Why an accumulator set does not fit; nothing when it does."""
+    most = registers.consumer - OTHER_REGISTERS
     if used > most:
         yield (
-            f"registers: {what} = {used} per thread > {registers.consumer} - {others} for "
+            f"registers: {what} = {used} per thread > {registers.consumer} - {OTHER_REGISTERS} for "
             f"addresses and row statistics = {most}"
         )
 

@@ -139,8 +139,7 @@ def _latent(problem: Problem, target: Target) -> HopperLatentConfig:
         sm_count=target.sm_count,
         invariant=problem.invariant,
     )
-    mixes = len({name in ROW_CACHES for name in formats}) > 1
-    config = replace(config, few=config.few_queries(problem), mixes=mixes)
+    config = replace(config, few=config.few_queries(problem))
     if reads_once(problem):
         config = replace(config, cache_read=whole_pools_read(problem))
     elif any(name in ROW_CACHES for name in formats):

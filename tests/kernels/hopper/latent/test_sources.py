@@ -277,9 +277,7 @@ def in_kernel(op: AttendOperands) -> Outcome:
     assert isinstance(only, Listed)
     sparse = SparseOperands(op.q, only.rows, only.indices, only.lengths, 512, op.weights)
     chosen = plan_on("h200", sparse, new_results(op), 2)
-    read = chosen.config.cache_read
-    if read.mode != "plain":
-        read = read.by("in_kernel", only.count, only.count)
+    read = chosen.config.cache_read.by("in_kernel", only.count, only.count)
     chosen = replace(chosen, config=replace(chosen.config, few=None, cache_read=read))
     outcome, reports = simulated(chosen, sparse, new_results(op))
     assert_clean(reports)

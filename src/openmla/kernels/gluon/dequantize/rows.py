@@ -45,18 +45,16 @@ def blocks_of(width, block):
 
 
 @gluon.constexpr_function
-def chunk_layout(width, block, lanes, warps=4, words=2):
-    """`lanes` threads hold neighboring columns of a row, `words` words each."""
-    across = max(1, lanes * 4 * words * blocks_of(width, block) // width)
-    threads = [32 // lanes, across, lanes // across]
-    return gl.BlockedLayout([1, 1, words], threads, [warps, 1, 1], [2, 1, 0])
+def chunk_layout(width, block, lanes):
+    """`lanes` threads hold neighboring columns of a row, 8 in 2 words each."""
+    across = max(1, lanes * 8 * blocks_of(width, block) // width)
+    return gl.BlockedLayout([1, 1, 2], [32 // lanes, across, lanes // across], [4, 1, 1], [2, 1, 0])
 
 
 @gluon.constexpr_function
-def key_layout(width, block, lanes, warps=4, words=2):
+def key_layout(width, block, lanes):
     """One value per row of a chunk; the same layout for all widths and blocks."""
-    layout = chunk_layout(width, block, lanes, warps, words)
-    return gl.SliceLayout(1, gl.SliceLayout(2, layout))
+    return gl.SliceLayout(1, gl.SliceLayout(2, chunk_layout(width, block, lanes)))
 
 
 @gluon.jit

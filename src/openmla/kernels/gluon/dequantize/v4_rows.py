@@ -103,31 +103,6 @@ def load_chunk(places, C: gl.constexpr, LANES: gl.constexpr, WARPS: gl.constexpr
 
 
 @gluon.jit
-def load_chunks(
-    places, FIRST: gl.constexpr, COUNT: gl.constexpr, LANES: gl.constexpr, WARPS: gl.constexpr
-):
-    """Words of COUNT chunks from FIRST on, [keys, chunks, 16]; 0 where there is no key."""
-    L: gl.constexpr = chunk_layout(LANES, WARPS)
-    word = gl.arange(0, COUNT * CHUNK_WORDS, gl.SliceLayout(0, L)) + FIRST * CHUNK_WORDS
-    at = places.words[:, None] + word[None, :]
-    words = gl.load(at, mask=places.is_quantized[:, None], other=0)
-    return words.reshape([words.shape[0], COUNT, CHUNK_WORDS])
-
-
-@gluon.jit
-def dequantized_chunks(words, scales, FIRST: gl.constexpr):
-    """bf16 [keys, columns] of the words of chunks FIRST …; scales: the `RowScales`."""
-    L: gl.constexpr = words.type.layout
-    COUNT: gl.constexpr = words.shape[1]
-    word = scales.low if FIRST < 4 else scales.high
-    word = gl.convert_layout(word, gl.SliceLayout(1, gl.SliceLayout(2, L)))
-    chunk = gl.arange(0, COUNT, gl.SliceLayout(0, gl.SliceLayout(2, L))) + FIRST % 4
-    factors = power_of_two((word[:, None] >> (chunk * 8)[None, :]) & 255)
-    words, factors = gl.broadcast(words, factors[:, :, None])
-    return columns_of(words, factors).reshape([words.shape[0], COUNT * CHUNK])
-
-
-@gluon.jit
 def load_scales(places):
     """The `RowScales` of rows."""
     return RowScales(
@@ -140,12 +115,7 @@ def load_scales(places):
 def scale_of(scales, C: gl.constexpr):
     """The scale of chunk C of each row, bf16 in both halves of a word."""
     word = scales.low if C < 4 else scales.high
-    return power_of_two((word >> (C % 4 * 8)) & 255)
-
-
-@gluon.jit
-def power_of_two(exponent):
-    """The scale that an exponent stands for, bf16 in both halves of a word."""
+    exponent = (word >> (C % 4 * 8)) & 255
     bits = gl.where(exponent == 0, SMALLEST, exponent << 7)
     return gl.where(exponent == 255, QUIET_NAN, bits) * BOTH
 
@@ -154,16 +124,11 @@ def power_of_two(exponent):
 def dequantized_chunk(words, scale):
     """bf16 [keys, 64] of a chunk and the scale of each key."""
     words, factors = gl.broadcast(words, scale[:, None])
-    return columns_of(words, factors).reshape([words.shape[0], CHUNK])
-
-
-@gluon.jit
-def columns_of(words, factors):
-    """The four columns of each word times its factor, bf16 [..., 2, 2]."""
     a, b, c, d = gl.inline_asm_elementwise(
         WIDEN, "=h,=h,=h,=h,r,r", [words, factors], dtype=FOUR, is_pure=True, pack=1
     )
-    return gl.join(gl.join(a, c), gl.join(b, d))  # a b, c d
+    fours = gl.join(gl.join(a, c), gl.join(b, d))  # a b, c d
+    return fours.reshape([words.shape[0], CHUNK])
 
 
 @gluon.jit
@@ -187,27 +152,6 @@ def copy_words(
     at = places.words[:, None] + word[None, :]
     last = words.slice(SHAPE[1] - NUMBER, NUMBER, dim=1)
     cp_async(last, at, mask=places.is_there[:, None])
-
-
-@gluon.jit
-def load_tail_words(places, LANES: gl.constexpr, WARPS: gl.constexpr):
-    """Words of the tails of rows, [keys, 32]; 0 where there is no key."""
-    L: gl.constexpr = chunk_layout(LANES, WARPS)
-    word = gl.arange(0, TAIL_WORDS, gl.SliceLayout(0, L)) + CHUNKS * CHUNK_WORDS
-    at = places.words[:, None] + word[None, :]
-    return gl.load(at, mask=places.is_quantized[:, None], other=0)
-
-
-@gluon.jit
-def store_words(tile, words):
-    """Store words of two bf16 columns to the end of a tile."""
-    SHAPE: gl.constexpr = [tile.shape[0], tile.shape[1] // 2]
-    NUMBER: gl.constexpr = words.shape[1]
-    IN_WORDS: gl.constexpr = gl.NVMMASharedLayout(
-        swizzle_byte_width=min(128, 4 * SHAPE[1]), element_bitwidth=32, rank=2
-    )
-    view = reinterpret(tile, gl.int32, SHAPE, IN_WORDS)
-    view.slice(SHAPE[1] - NUMBER, NUMBER, dim=1).store(words)
 
 
 @gluon.jit

@@ -123,9 +123,6 @@ def predicted(plan: Plan, call: Call) -> Predicted:
     spills = 36 if call.arguments.get("SCALED") and plan.problem.form == "latent" else 0
     spills = 4 if plan.problem.invariant else spills
     spills = 168 if call.arguments.get("page_rows") is not None else spills
-    if call.arguments.get("SCALED"):  # of two launches the one that dequantizes
-        read = replace(plan.config.cache_read, mode="in_kernel")
-        plan = replace(plan, config=replace(plan.config, cache_read=read))
     return replace(block_memory(plan, call), spills=spills)
 
 

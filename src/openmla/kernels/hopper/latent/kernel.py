@@ -12,13 +12,13 @@ sequence. V is the first columns of K. The output columns are split between two 
 | right | 4 | 216 | scores of block 1; P0 · V0 and P1 · V1 for the right output columns |
 | producer | 4 | 72 | loads Q and rows (rows.py), or dequantizes them (rows_fp8.py, rows_v4.py) |
 
-Where FP8 rows are dequantized the producer has 8 warps, and the registers are 192, 192 and 64.
+Where FP8 rows are dequantized the registers are 200, 200 and 104.
 
 | barrier | number | completed by (count) | waited for by |
 |---|---|---|---|
 | q_ready | 1 | TMA bytes of Q (1) | left, right |
 | q_empty | 1 | left, right, after the last scores of a work item (2) | producer |
-| k_ready | 4 ST | threads of the producer: block 0 left, right, block 1 left, right (all) | both |
+| k_ready | 4 ST | threads of the producer: block 0 left, right, block 1 left, right (128) | both |
 | k_empty | 4 ST | the only warp-group that multiplies V with it: left, right (1) | producer |
 | valid_ready | 2 ST | producer: validity of a block of a list is written (1) | left, right |
 | item_ready | 2 | producer: a work item is published in `info` (1) | left, right |
@@ -30,7 +30,7 @@ Where FP8 rows are dequantized the producer has 8 warps, and the registers are 1
 | q_left, q_right, q_rope | 64 x (256 + 256 + 64) x 2 = 73728 |
 | k_left, k_right, k_rope | 2 ST x 64 x (256 + 256 + 64) x 2 = 147456 |
 | p | aliases k_rope, which scores are done with. Narrower rope: 2 ST x 64 x 64 x 2 of its own |
-| bias, flags (of lists) | 2 ST x 64 x 4, 2 ST x 4 for each warp of the producer |
+| bias, flags (of lists) | 2 ST x 64 x 4, 2 ST x 4 x 4 |
 | row_maxes, sums (and largest scores) | 2 x 64 x 4, 3 x 64 x 4 |
 | info, barriers | 64 + 8 x (2 + 10 ST + 4) |
 | epilogue's change of layout, warp states | 4096 + 8 |
@@ -50,9 +50,6 @@ P0 V0 before it scores block 1.
 At the end of a work item each warp-group publishes its row sums while its last product runs. Right
 then stores its half of the output, while the next block 1 is being gathered. Left first computes P0
 of the next work item, which right will wait for; it stores its half while right computes P1.
-
-Where all rows are dequantized, validity is written before left is, by the same stores, and needs no
-barrier of its own.
 
 Nothing is in flight on a loop's back edge, or ptxas would put waits between all wgmma. All buffers
 are indexed by numbers made of `opaque_zero`, or their descriptors would be kept in registers that
@@ -136,15 +133,6 @@ from openmla.kernels.hopper.latent.softmax import (
 from openmla.kernels.hopper.latent.source import masked
 
 WARPS = gl.constexpr(4)
-# A kernel of 512 threads begins with 128 registers a thread, and ptxas refuses an instruction with
-# more operands, whatever setmaxnreg gives.
-MOST_COLUMNS = gl.constexpr(128)  # of an instruction, where rows are dequantized
-
-
-@gluon.constexpr_function
-def sums_layout(columns, most):
-    """Layout of the sums of so many output columns, of which an instruction takes `most`."""
-    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, min(columns, most), 16])
 
 
 @gluon.jit
@@ -178,14 +166,12 @@ def issue_scores(
 
 
 @gluon.jit
-def any_missing(validity, valid_ready, b, phase, HOW: gl.constexpr):
+def any_missing(validity, valid_ready, b, phase, MASK: gl.constexpr):
     """Whether block b of a list has a key that is not there (`Validity`). It is asked while the
     block's scores are computed."""
-    if HOW.mask == LISTED:
-        EACH: gl.constexpr = validity.flags.shape[1]  # every thread has all
-        ALL: gl.constexpr = gl.BlockedLayout([EACH], [32], [WARPS], [0])
-        if HOW.validity_apart:
-            mbarrier.wait(valid_ready.index(b), phase)
+    if MASK == LISTED:
+        ALL: gl.constexpr = gl.BlockedLayout([WARPS], [32], [WARPS], [0])  # every thread has all
+        mbarrier.wait(valid_ready.index(b), phase)
         return gl.max(validity.flags.index(b).load(ALL), 0)
     else:
         return 0
@@ -295,7 +281,7 @@ def left(info, smem, bars, results, factor, heads, HOW: gl.constexpr, DIMS: gl.c
     COPIED: gl.constexpr = HOW.is_copied
     SPLIT: gl.constexpr = HOW.is_split
     SL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
-    OL: gl.constexpr = sums_layout(HALF, HALF if HOW.is_copied else MOST_COLUMNS)
+    OL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
     PL: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=OL, k_width=2)
     RL: gl.constexpr = gl.SliceLayout(1, SL)
     k_ready, k_empty, valid_ready = bars.k_ready, bars.k_empty, bars.valid_ready
@@ -308,7 +294,7 @@ def left(info, smem, bars, results, factor, heads, HOW: gl.constexpr, DIMS: gl.c
     if steps > 0:
         mbarrier.wait(bars.q_ready, 0)
         S_next = issue_scores(smem.q, smem.k, k_ready, count, 0, 0, SL, DIMS, COPIED)
-        missing += any_missing(smem.validity, valid_ready, 0, 0, HOW)
+        missing += any_missing(smem.validity, valid_ready, 0, 0, MASK)
         S = warpgroup_mma_wait(0, deps=(S_next,))
     # A work item that has ended, and whose O is still to be divided and stored.
     O = gl.zeros([64, HALF], gl.float32, OL)
@@ -344,7 +330,7 @@ def left(info, smem, bars, results, factor, heads, HOW: gl.constexpr, DIMS: gl.c
             count += 4
             b, phase = block_of(count >> 2, ST)
             S_next = issue_scores(smem.q, smem.k, k_ready, b, phase, 0, SL, DIMS, COPIED)
-            missing = count * 0 + any_missing(smem.validity, valid_ready, b, phase, HOW)
+            missing = count * 0 + any_missing(smem.validity, valid_ready, b, phase, MASK)
             S = warpgroup_mma_wait(0, deps=(S_next,))
         mbarrier.arrive(bars.q_empty, count=1)
         O_next, row_max, row_sum, highest = left_step(
@@ -375,7 +361,7 @@ def left(info, smem, bars, results, factor, heads, HOW: gl.constexpr, DIMS: gl.c
             b, phase = block_of(count >> 2, ST)
             mbarrier.wait(bars.q_ready, count & 1)
             S_next = issue_scores(smem.q, smem.k, k_ready, b, phase, 0, SL, DIMS, COPIED)
-            missing = count * 0 + any_missing(smem.validity, valid_ready, b, phase, HOW)
+            missing = count * 0 + any_missing(smem.validity, valid_ready, b, phase, MASK)
             every, _most = both_sums(own, highest, sums, 0, LOGITS)
             inverse, _lse = divisors(row_max, every, place, heads, results.sink, MASK, SPLIT)
             S = warpgroup_mma_wait(0, deps=(S_next,))
@@ -434,14 +420,14 @@ def right_step(  # noqa: PLR0913
     z = opaque_zero()
     if HOW.is_copied:
         S_next = issue_scores(smem.q, smem.k, k_ready, b, phase, 1, SL, DIMS, True)
-        missing = any_missing(smem.validity, valid_ready, b + 1, phase, HOW)
+        missing = any_missing(smem.validity, valid_ready, b + 1, phase, HOW.mask)
         rescale, row_max0 = follow_left(row_max, row_maxes)
     else:
         # Rows are dequantized, and block 1 comes late: block 0 is released before.
         rescale, row_max0 = follow_left(row_max, row_maxes)
         O = product0(O, rescale, it, smem.p, k_right, k_empty)
         S_next = issue_scores(smem.q, smem.k, k_ready, b, phase, 1, SL, DIMS, False)
-        missing = any_missing(smem.validity, valid_ready, b + 1, phase, HOW)
+        missing = any_missing(smem.validity, valid_ready, b + 1, phase, HOW.mask)
     S = warpgroup_mma_wait(0, deps=(S_next,))
     if LAST:
         mbarrier.arrive(bars.q_empty, count=1)
@@ -475,7 +461,7 @@ def right(info, smem, bars, results, factor, heads, HOW: gl.constexpr, DIMS: gl.
     LOGITS: gl.constexpr = HOW.wants_logits
     SPLIT: gl.constexpr = HOW.is_split
     SL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
-    OL: gl.constexpr = sums_layout(HALF, HALF if HOW.is_copied else MOST_COLUMNS)
+    OL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
     PL: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=OL, k_width=2)
     RL: gl.constexpr = gl.SliceLayout(1, SL)
     k_empty = bars.k_empty
@@ -722,10 +708,6 @@ def latent_kernel(  # noqa: PLR0913
     SPLIT: gl.constexpr = part_sums_ptr is not None
     if SPLIT:
         let_next_begin()  # the merge
-    PLAIN: gl.constexpr = Plain(
-        first=scale_ptr is None,
-        second=scale_ptr is None if second_topk is None else second_scale_ptr is None,
-    )
     HOW: gl.constexpr = How(
         sign=SIGN,
         mask=MASK,
@@ -733,9 +715,12 @@ def latent_kernel(  # noqa: PLR0913
         p_overlays_rope=OVERLAY,
         is_copied=SCALED == 0,
         is_split=SPLIT,
-        validity_apart=PLAIN.first or PLAIN.second,
     )
     CACHE: gl.constexpr = CacheFormat(page_size=PAGE, scale_block=SCALED)
+    PLAIN: gl.constexpr = Plain(
+        first=scale_ptr is None,
+        second=scale_ptr is None if second_topk is None else second_scale_ptr is None,
+    )
     VECTOR_LAYOUT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
     k_smem = column_tiles(2 * ST, DIMS, LAYOUTS, DTYPE)
     q_smem = column_tiles(1, DIMS, LAYOUTS, DTYPE)
@@ -743,7 +728,7 @@ def latent_kernel(  # noqa: PLR0913
     if not OVERLAY:
         p_smem = gl.allocate_shared_memory(DTYPE, [2 * ST, 64, 64], LAYOUTS.p)
     bias = gl.allocate_shared_memory(gl.float32, [2 * ST, 64], VECTOR_LAYOUT)
-    flags = gl.allocate_shared_memory(gl.int32, [2 * ST, REGISTERS.producer_warps], VECTOR_LAYOUT)
+    flags = gl.allocate_shared_memory(gl.int32, [2 * ST, WARPS], VECTOR_LAYOUT)
     row_maxes = gl.allocate_shared_memory(gl.float32, [2, 64], VECTOR_LAYOUT)
     sums = gl.allocate_shared_memory(gl.float32, [3, 64], VECTOR_LAYOUT)
     info = gl.allocate_shared_memory(gl.int32, [2 * FIELDS, 1], VECTOR_LAYOUT)
@@ -751,7 +736,7 @@ def latent_kernel(  # noqa: PLR0913
     bars = Barriers(
         q_ready=q_ready,
         q_empty=q_empty,
-        k_ready=barriers(4 * ST, 32 * REGISTERS.producer_warps),
+        k_ready=barriers(4 * ST, 128),
         k_empty=barriers(4 * ST, 1),
         valid_ready=barriers(2 * ST, 1),
         item_ready=barriers(2, 1),
@@ -868,6 +853,6 @@ def latent_kernel(  # noqa: PLR0913
                 ),
             ),
         ],
-        [4, REGISTERS.producer_warps],
+        [4, 4],
         [REGISTERS.consumer, REGISTERS.producer],
     )

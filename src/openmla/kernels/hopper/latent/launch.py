@@ -209,7 +209,7 @@ def _arguments(plan: Plan, rows: RowsLaunch, op: Operands, results: Results) -> 
         **constexprs(config),
         **places,
         **NO_GATE,
-        "REGISTERS": Registers(registers.consumer, registers.producer, registers.producer_warps),
+        "REGISTERS": Registers(registers.consumer, registers.producer),
         "CHUNK": rows.chunk,
         "counter_ptr": launch_counter(op.q.device) if rows.draws else None,
         **outputs(results),

@@ -57,11 +57,12 @@ ONCE_CACHES = (V41.name, V41_SPLIT.name, V41_FP4.name, V41_FP4_SPLIT.name)
 """Caches whose rows are dequantized before, in every call: those of DeepSeek-V4.1."""
 MOST_ONCE = 65536
 """Rows of their pools that are fast: 36 microseconds by the H200's 550 ns for 1000 others."""
-# A producer that dequantizes FP8 rows waits for its own results most of the time, so there are two
-# warps of it on each scheduler; they hold a block of rows in registers.
+# A producer that dequantizes FP8 rows needs more registers than one that copies: with 72 it spills
+# 100 bytes and reached 0.29 of the matmul's rate, with 88 it spilled 8 and reached 0.400, with 104
+# none and 0.421 (H200, 64 queries, 128 heads, before bytes were copied a block ahead).
 COPYING = Registers(consumer_groups=2, consumer=216, producer=72)
-WIDENING = Registers(consumer_groups=2, consumer=192, producer=64, producer_warps=8)
-OTHER_REGISTERS = 32  # of a math warp-group: with 192 in all it spills some, outside of products
+WIDENING = Registers(consumer_groups=2, consumer=200, producer=104)
+
 
 FEW_REQUESTS, MANY_REQUESTS = 32, 128
 
@@ -160,9 +161,6 @@ class HopperLatentConfig(HopperBlock):
     """Whether programs draw work items from a counter: where these are not all alike. Those that
     dequantize take turns; they have no register to spare."""
     cache_read: CacheRead = PLAIN
-    mixes: bool = False
-    """Whether one source has 16-bit rows and another FP8 ones. Validity then has barriers of its
-    own, as it has where all rows are copied."""
     invariant: bool = False
     """Whether the ranges of keys are fixed, whatever the rows of a request."""
     few: FewQueries | None = None
@@ -216,11 +214,6 @@ class HopperLatentConfig(HopperBlock):
     def copy_lanes(self) -> int:
         """Threads that copy neighboring 16 bytes of a row: no tile is narrower than they are."""
         return 4 if self.rope == 32 else 8
-
-    @property
-    def dequantizes(self) -> bool:
-        """Whether the producer dequantizes rows."""
-        return self.cache_read.mode == "in_kernel"
 
     def tiles(self, tokens: int) -> int:
         """Blocks of rows for so many tokens of one sequence.
@@ -283,7 +276,7 @@ class HopperLatentConfig(HopperBlock):
     @property
     def registers(self) -> Registers:
         """Registers of the kernel that this plan is about."""
-        return self.registers_of(self.dequantizes)
+        return self.registers_of(dequantizes=self.cache_read.mode == "in_kernel")
 
     @staticmethod
     def registers_of(dequantizes: bool) -> Registers:
@@ -315,21 +308,20 @@ class HopperLatentConfig(HopperBlock):
             for block in range(blocks):
                 yield Wanted(f"P{block}", "p", self.BM * B_TOPK * ELEMENT)
         yield Wanted("row sums, largest scores", "stats", 3 * self.BM * FP32)
-        # The validity of a key needs no memory where pages are read: lengths decide it.
-        told = self.gather == "indices"
+        # The validity of a key needs no memory where 16-bit pages are read: lengths decide it.
+        told = self.gather == "indices" or self.cache_read.mode == "in_kernel"
         if told:
             yield Wanted("key validity", "stats", blocks * B_TOPK * FP32)
         yield Wanted("row maxima", "stats", BLOCKS * self.BM * FP32)
         yield Wanted("pieces", "stats", 2 * PIECE_FIELDS * FP32)
         yield from barriers(("ready", 2 * blocks), ("free", 2 * blocks))
-        if told and (self.mixes or not self.dequantizes):
-            yield from barriers(("valid", blocks))
         if told:
-            yield Wanted("validity flags", "stats", self.registers.producer_warps * blocks * FP32)
+            yield from barriers(("valid", blocks))
+            yield Wanted("validity flags", "stats", 4 * blocks * FP32)
         yield from barriers(("t_ready", 2), ("t_empty", 2))
         yield from barriers(("q_ready, q_free", 2))
         yield from launch_tail(self.registers, EPILOGUE_SCRATCH)
-        if self.draws and not self.dequantizes:
+        if self.draws and self.cache_read.mode != "in_kernel":
             yield Wanted("drawn number", "scratch", FP32, align=128)
 
     # Verdict and words.
@@ -339,8 +331,7 @@ class HopperLatentConfig(HopperBlock):
             yield f"latent width {self.latent} is not one of {', '.join(map(str, LATENT_WIDTHS))}"
         if self.rope not in ROPE_WIDTHS:
             yield f"rope width {self.rope} is not one of {', '.join(map(str, ROPE_WIDTHS))}"
-        used = self.accumulators, self._accumulator_sum()
-        yield from register_reasons(self.registers, *used, OTHER_REGISTERS)
+        yield from register_reasons(self.registers, self.accumulators, self._accumulator_sum())
         yield from smem_reasons(self.smem_used, self._smem_sum())
 
     def _smem_sum(self) -> str:

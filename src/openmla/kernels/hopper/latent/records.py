@@ -51,8 +51,6 @@ class How(NamedTuple):
     """Whether K arrives by cp.async or TMA; else the producer dequantizes it and stores it."""
     is_split: Any
     """Whether requests may be split into ranges of keys."""
-    validity_apart: Any
-    """Whether the validity of a block has a barrier of its own; else it is there when left is."""
 
 
 class TileLayouts(NamedTuple):
@@ -70,7 +68,6 @@ class Registers(NamedTuple):
 
     consumer: int
     producer: int
-    producer_warps: int
 
 
 class RowDescriptors(NamedTuple):
@@ -282,29 +279,6 @@ class BlockRows(NamedTuple):
     """`RowPlaces`"""
     scales: Any
     """`RowScales`"""
-
-
-class Chunks(NamedTuple):
-    """Words of a block of keys of DeepSeek-V4's, [keys, chunks, 16]."""
-
-    left: Any
-    """Chunks 0 to 3."""
-    right: Any
-    """Chunks 4 and 5."""
-    last: Any
-    """Chunk 6."""
-    tail: Any
-    """The bf16 columns, [keys, 32]."""
-
-
-class QuantizedRows(NamedTuple):
-    """The rows of a block of keys, of an FP8 cache."""
-
-    keys: Any
-    """Physical rows, -1 where there is no key."""
-    left: Any
-    """Scales of the left half of the latent columns, [keys, blocks]."""
-    right: Any
 
 
 class Plain(NamedTuple):

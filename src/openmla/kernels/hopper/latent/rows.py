@@ -154,15 +154,15 @@ def validity_of(validity, b):
 
 
 @gluon.jit
-def put_validity(validity, ok, LANES: gl.constexpr):
+def put_validity(validity, ok, barrier, LANES: gl.constexpr):
     """Write the `Validity` of a block: 0 or -inf per key; for each warp's keys, whether any is
     -inf."""
     validity.bias.store(gl.where(ok, 0.0, MINUS_INF))
-    # Row r belongs to warp r // GROUP % PRODUCERS: no warp has to ask another.
+    # Row r belongs to warp r // GROUP % 4: no warp has to ask another.
     GROUP: gl.constexpr = 32 // LANES
-    PRODUCERS: gl.constexpr = gl.num_warps()
-    missing = gl.reshape(gl.where(ok, 0, 1), [KEYS // (PRODUCERS * GROUP), PRODUCERS, GROUP])
+    missing = gl.reshape(gl.where(ok, 0, 1), [KEYS // (WARPS * GROUP), WARPS, GROUP])
     validity.flags.store(gl.max(gl.max(missing, 2), 0))
+    mbarrier.arrive(barrier, count=1)
 
 
 @gluon.jit
@@ -229,8 +229,7 @@ def gather(  # noqa: PLR0913
     mbarrier.wait(k_empty.index(2 * b), phase)
     if source.sequences is None:
         validity = validity_of(smem.validity, b)
-        put_validity(validity, found.is_there, LANES)
-        mbarrier.arrive(bars.valid_ready.index(b), count=1)
+        put_validity(validity, found.is_there, bars.valid_ready.index(b), LANES)
     load_tiles(k_descs, left.index(b), None, found, k_ready.index(2 * b), 0, BL)
     mbarrier.wait(k_empty.index(2 * b + 1), phase)
     load_tiles(k_descs, right.index(b), rope0, found, k_ready.index(2 * b + 1), HALF, BL)
@@ -240,8 +239,7 @@ def gather(  # noqa: PLR0913
     mbarrier.wait(k_empty.index(2 * b), phase)
     if source.sequences is None:
         validity = validity_of(smem.validity, b)
-        put_validity(validity, found.is_there, LANES)
-        mbarrier.arrive(bars.valid_ready.index(b), count=1)
+        put_validity(validity, found.is_there, bars.valid_ready.index(b), LANES)
     load_tiles(k_descs, left.index(b), rope1, found, k_ready.index(2 * b), 0, BL)
     mbarrier.wait(k_empty.index(2 * b + 1), phase)
     load_tiles(k_descs, right.index(b), None, found, k_ready.index(2 * b + 1), HALF, BL)

@@ -32,7 +32,7 @@ from openmla.kernels.hopper.latent.rows import (
     put_validity,
     validity_of,
 )
-from openmla.kernels.hopper.latent.rows_v4 import LANES, fill, load_rows
+from openmla.kernels.hopper.latent.rows_v4 import LANES, WARPS, fill, first_chunks
 from openmla.kernels.hopper.latent.signals import publish_work_item
 from openmla.kernels.hopper.latent.source import KEYS, STEP, find_work, work_item
 
@@ -59,33 +59,29 @@ def source_rows_at(source, rows, listed, is_second, PLAIN: gl.constexpr):
 def copy_block(block, tiles, validity, b, phase, bars):
     """Fill the tiles of block b with bf16 rows."""
     mbarrier.wait(bars.k_empty.index(2 * b), phase)
-    put_validity(validity_of(validity, b), block.places.is_there, LANES)
-    mbarrier.arrive(bars.valid_ready.index(b), count=1)
-    copy_words(block.places, tiles.left.index(b), 0, HALF_WORDS, LANES, gl.num_warps())
+    ready = bars.valid_ready.index(b)
+    put_validity(validity_of(validity, b), block.places.is_there, ready, LANES)
+    copy_words(block.places, tiles.left.index(b), 0, HALF_WORDS, LANES, WARPS)
     arrive_copied(bars.k_ready.index(2 * b))
     mbarrier.wait(bars.k_empty.index(2 * b + 1), phase)
-    copy_words(block.places, tiles.right.index(b), HALF_WORDS, HALF_WORDS, LANES, gl.num_warps())
+    copy_words(block.places, tiles.right.index(b), HALF_WORDS, HALF_WORDS, LANES, WARPS)
     arrive_copied(bars.k_ready.index(2 * b + 1))
 
 
 @gluon.jit
-def load_quantized(block, PLAIN: gl.constexpr):
-    """The `Chunks` of `SourceRows`, of which bf16 rows have none."""
+def fill_with(block, chunks, after, smem, b, phase, bars, PLAIN: gl.constexpr):
+    """Fill the tiles of block b with `SourceRows`. Returns the first chunks of the block `after`,
+    of which bf16 rows have none."""
     if PLAIN.first and PLAIN.second:
-        return 0
-    else:
-        return load_rows(block)
-
-
-@gluon.jit
-def fill_with(block, chunks, smem, b, phase, bars, PLAIN: gl.constexpr):
-    """Fill the tiles of block b with `SourceRows` and what `load_quantized` returned."""
-    if PLAIN.first and PLAIN.second:  # noqa: SIM114 - decided when compiled
         copy_block(block, smem.k, smem.validity, b, phase, bars)
-    elif block.is_plain != 0:
-        copy_block(block, smem.k, smem.validity, b, phase, bars)
+        return chunks
     else:
-        fill(block, chunks, smem.k, smem.validity, b, phase, bars, True)
+        if block.is_plain != 0:
+            copy_block(block, smem.k, smem.validity, b, phase, bars)
+            chunks = first_chunks(after)
+        else:
+            chunks = fill(block, chunks, after, smem.k, smem.validity, b, phase, bars)
+        return chunks
 
 
 @gluon.jit
@@ -102,7 +98,7 @@ def several_producer(
     PLAIN: gl.constexpr,
 ):
     """Load every work item of this program, as rows.producer does. PLAIN: `Plain`."""
-    KL: gl.constexpr = key_layout(LANES, gl.num_warps())
+    KL: gl.constexpr = key_layout(LANES, WARPS)
     turn = gl.program_id(0) * 0
     it = turn  # steps so far, over all work items
     found, item, steps = first_work_item(turn, info, source, counts, bars, 0)
@@ -110,7 +106,9 @@ def several_producer(
     listed, is_second = look_up(source, listing, item.skipped, KEYS, KL)
     block = source_rows_at(source, rows, listed, is_second, PLAIN)
     listed, is_second = look_up(source, listing, item.skipped + KEYS, KEYS, KL)
-    chunks = load_quantized(block, PLAIN)
+    chunks = turn
+    if not (PLAIN.first and PLAIN.second):
+        chunks = first_chunks(block)
     while steps > 0:
         found = find_work(found, source, True, 0)
         next_item, next_steps = work_item(found, source, counts)
@@ -125,10 +123,10 @@ def several_producer(
             place = gl.where(last, next_item.skipped, item.skipped + (j + 1) * STEP)
             here = either(last, next_listing, listing)
             for i in gl.static_range(2):
-                fill_with(block, chunks, smem, b + i, phase, bars, PLAIN)
-                block = source_rows_at(source, rows, listed, is_second, PLAIN)
-                chunks = load_quantized(block, PLAIN)
+                after = source_rows_at(source, rows, listed, is_second, PLAIN)
                 listed, is_second = look_up(source, here, place + i * KEYS, KEYS, KL)
+                chunks = fill_with(block, chunks, after, smem, b + i, phase, bars, PLAIN)
+                block = after
             it += 1
         turn += 1
         item = next_item

@@ -25,6 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from openmla.kernels.hopper.latent.records import LISTED, ListedTile, RangeTile, SequenceTile
 
+WARPS = gl.constexpr(4)
 FIELDS = gl.constexpr(8)  # of a work item in `info`
 STEPS = gl.constexpr(0)
 # Fields of a ListedTile.
@@ -133,14 +134,14 @@ def wait_tile(barrier, phase, COPIED: gl.constexpr):
 @gluon.jit
 def put(info, number, FIELD: gl.constexpr, value):
     """Write one field of the work item that `info` holds as number 0 or 1."""
-    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     info.index(number * FIELDS + FIELD).store(gl.full([1], 0, gl.int32, ONE) + value)
 
 
 @gluon.jit
 def get(info, number, FIELD: gl.constexpr):
     """Read one field of the work item that `info` holds as number 0 or 1."""
-    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     return gl.max(info.index(number * FIELDS + FIELD).load(ONE), 0)
 
 

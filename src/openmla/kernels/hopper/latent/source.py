@@ -63,6 +63,7 @@ ROWS = gl.constexpr(64)  # of a tile
 KEYS = gl.constexpr(64)  # of a block
 STEP = gl.constexpr(128)  # keys of a step
 LAST = gl.constexpr(64)  # tokens that are taken in the order of their lengths
+WARPS = gl.constexpr(4)  # of the producer
 RANKS = gl.constexpr(32)
 # Logarithm of a number of LatentSplit, which is a power of two.
 STEP_BITS = gl.constexpr(rule.STEP.bit_length() - 1)
@@ -91,7 +92,7 @@ def steps_of(keys):
 def lanes(CHUNK: gl.constexpr):
     """0 … CHUNK - 1: the requests of a chunk. Every warp has them all, so that none has to wait for
     another."""
-    return gl.arange(0, CHUNK, gl.BlockedLayout([CHUNK // 32], [32], [gl.num_warps()], [0]))
+    return gl.arange(0, CHUNK, gl.BlockedLayout([CHUNK // 32], [32], [WARPS], [0]))
 
 
 @gluon.jit
@@ -417,7 +418,7 @@ def longest_first(token, tokens, lengths_ptr):
     """
     first = gl.maximum(tokens - LAST, 0)
     if token >= first:
-        LANES: gl.constexpr = gl.BlockedLayout([LAST // 32], [32], [gl.num_warps()], [0])
+        LANES: gl.constexpr = gl.BlockedLayout([LAST // 32], [32], [WARPS], [0])
         here = gl.arange(0, LAST, LANES) + first
         own = gl.load(lengths_ptr + here, mask=here < tokens, other=0)
         before = here * 0

@@ -256,6 +256,38 @@ def test_v4_scales_of_every_exponent() -> None:
     assert attend(nan, "in_kernel").out.isnan().all()
 
 
+EDGES = (1.0, 0.37, 3e-3, 1.7e5, 2.0**-120, 1e-38, 3e-39, 2.0**-126, 2.0**100, 7e35)
+
+
+@pytest.mark.parametrize("name", ["fp8_656", "fp8_block32", "fp8_token"])
+def test_every_code_times_scales_of_every_size(name: str) -> None:
+    """Of lists of one row the output is that row: bf16(fp32(e4m3) * scale), rounded once."""
+    built = on(replace(V32, kv=name, heads=1, q_lens=(24,), topk=1, k_lens=(24,), spare=0))
+    op = built.operands
+    assert isinstance(op, SparseOperands) and isinstance(op.cache, LatentCache)
+    cache, rows = op.cache, torch.arange(24)
+    codes = (torch.arange(512) + 64 * rows[:, None] + rows[:, None] // 4) % 256
+    codes[codes % 128 == 127] = 0  # NaN would spread over the row by its score
+    edges = torch.tensor(EDGES)
+    for row in range(24):
+        place = divmod(row, cache.page_size)
+        stored = cache.data[place].view(torch.uint8)
+        stored[:512] = codes[row].to(torch.uint8)
+        if cache.scales is None:
+            scales = edges[(torch.arange(4) + row) % len(EDGES)]
+            stored[512:528] = scales.view(torch.uint8)
+            stored[528:] = 0
+        else:
+            count = cache.scales[place].numel()
+            cache.scales[place] = edges[(torch.arange(count) + row) % len(EDGES)]
+            stored[512:] = 0
+    lists = rows.to(torch.int32)[:, None]
+    ones = replace(op, q=torch.zeros_like(op.q), indices=lists, topk_lengths=None)
+    out = attend(replace(built, operands=ones), "in_kernel").out[:, 0]
+    expected = cache.read(rows)[:, :512]
+    assert torch.equal(out + 0.0, expected.to(out.dtype) + 0.0)
+
+
 def test_v4_pages_share_one_compilation() -> None:
     compiled = set()
     for page_size in (2, 64, 256):
@@ -344,8 +376,10 @@ def test_the_plan_explains_its_choice() -> None:
         "once into a workspace of 1000000 x 1152 = 1152000000 bytes: 16777216 visits, 1008 steps "
         "of a program",
     )
-    for more in (read(total_k=2_000_000), read(total_q=64)):
+    for more in (read(total_k=2_000_000), read(total_k=4_000_000, total_q=1024)):
         assert more[0] == "workspace" and more[1].endswith("if more are named, in the kernel")
+    mode, line = read(total_q=64)  # not worth finding out how many are named
+    assert mode == "in_kernel" and "16 steps of a program over 131072 rows do not repay" in line
     mode, line = read(total_k=8192, total_q=64)
     assert mode == "workspace" and "quantized cache: all rows are dequantized once" in line
     mode, line = read(total_q=64, topk=128, total_k=2**23)

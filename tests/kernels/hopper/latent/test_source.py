@@ -42,7 +42,7 @@ def numbering_kernel(
         batch=batch,
         total_q=total_q,
         heads=heads,
-        page_size=64,
+        pages=None,
         mask=FULL,
         rest_q=total_q,
     )

@@ -154,7 +154,7 @@ def divisors(row_max, row_sum, place, heads, sink_ptr, MASK: gl.constexpr, SPLIT
     """(1 / denominator, or 0 where no key was seen; lse) of a tile's rows."""
     RL: gl.constexpr = row_max.type.layout
     _token, head, _ok = rows_of(place, heads, MASK, RL)
-    head = gl.minimum(head, heads - 1)
+    head = gl.where(head < heads, head, 0)
     if SPLIT:
         head = gl.maximum(head, 0)  # a range has no head here, and its divisors are not used
     inverse, lse, empty = normalize(row_max, row_sum, sink_ptr, head)

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from openmla.formats import V4
 from openmla.kernels.call import (
     COUNTER,
     WORKSPACE,
@@ -259,7 +258,6 @@ def lists(config: HopperLatentConfig, op: SparseOperands | AttendOperands) -> di
         "head_blocks": config.row_blocks,
         "batch": 0,
         "rest_q": 0,
-        "PAGE_SIZE": 0,
         "MASK": LISTED.value,
     }
 
@@ -283,14 +281,13 @@ def sequences(op: LatentOperands) -> dict[str, Any]:
         "tiles": 0,
         "head_blocks": 1,
         "indices_stride": table.stride(0),
-        "PAGE_SIZE": 0 if op.cache.format == V4.name else op.cache.page_size,  # see page_rows
         "MASK": CAUSAL.value if op.causal else FULL.value,
     }
 
 
 @lru_cache(maxsize=4096)
 def constexprs(config: HopperLatentConfig) -> dict[str, Any]:
-    """What is compiled in, besides the page size and the sign of the scale."""
+    """What is compiled in, besides the sign of the scale."""
     half = config.latent // 2
     return {
         "ST": config.num_kv_stages,

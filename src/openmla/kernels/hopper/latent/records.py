@@ -94,8 +94,8 @@ class Sequences(NamedTuple):
     batch: Any
     total_q: Any
     heads: Any
-    page_size: Any
-    """Rows of a page, in which entries of the block table count."""
+    pages: Any
+    """`Pages`, in which entries of the block table count."""
     mask: Any
     """FULL or CAUSAL."""
     rest_q: Any
@@ -403,8 +403,9 @@ class Ended(NamedTuple):
 class BoxEntry(NamedTuple):
     """A block of keys that lies in one page."""
 
+    page: Any
     row: Any
-    """Physical row of its first key."""
+    """Row of the page of its first key."""
     keys: Any
     """Its keys, at most 64."""
 

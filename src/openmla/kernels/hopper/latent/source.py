@@ -41,6 +41,7 @@ Ranges, and where their rows lie in the workspace: kernels/gluon/ranges/rule.py.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from openmla.kernels.gluon.pages import divided
 from openmla.kernels.gluon.ranges.records import Requests
 from openmla.kernels.gluon.ranges.rule import ranges_of, request_of
 from openmla.kernels.gluon.scores import opaque_zero
@@ -271,9 +272,10 @@ def page_entries(source, first, at, stop):
 
     first: where the sequence's line of the block table begins.
     """
-    size = source.sequences.page_size
-    page = gl.load(source.table + first + at // size, mask=at < stop, other=0)
-    return gl.where(at < stop, page * size + at % size, -1)
+    pages = source.sequences.pages
+    entry, row = divided(at, pages)
+    page = gl.load(source.table + first + entry, mask=at < stop, other=0)
+    return gl.where(at < stop, page * pages.size + row, -1)
 
 
 @gluon.jit
@@ -289,9 +291,9 @@ def span_entries(source, first, at, stop):
 @gluon.jit
 def box_entry(source, first, at, stop):
     """The `BoxEntry` of the block of keys that begins with number `at`; see `page_entries`."""
-    size = source.sequences.page_size
-    page = gl.load(source.table + first + at // size, mask=stop > at, other=0)
-    return BoxEntry(row=page * size + at % size, keys=gl.minimum(stop - at, KEYS))
+    entry, row = divided(at, source.sequences.pages)
+    page = gl.load(source.table + first + entry, mask=stop > at, other=0)
+    return BoxEntry(page=page, row=row, keys=gl.minimum(stop - at, KEYS))
 
 
 @gluon.jit
@@ -446,17 +448,14 @@ def entries(source, first, stop, start, LAYOUT: gl.constexpr, NUMBER: gl.constex
 
 
 @gluon.jit
-def locate(source, index, PAGE: gl.constexpr):
-    """(page, row of the page, whether there is a key) of physical rows.
-
-    PAGE: rows of a page; 0 where pages lie end to end, and the physical row is enough.
-    """
+def locate(source, index, rows):
+    """(page, row of the page, whether there is a key) of physical rows of `CacheRows`. Where pages
+    lie end to end, the row is the physical one, and the page is of no matter."""
     ok = (index >= 0) & (index < source.pool_rows)
     row = gl.where(ok, index, 0)
     page = row
-    if PAGE > 0:
-        page = row // PAGE
-        row = row % PAGE
+    if rows.page_stride is not None:
+        page, row = divided(row, rows.pages)
     return page, row, ok
 
 

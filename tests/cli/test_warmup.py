@@ -141,6 +141,18 @@ def test_page_sizes_share_their_kernels(dtype: str, gap: int):
     assert len({kernels(size) for size in (64, 128, 192)}) == 1
 
 
+def test_selections_of_all_page_sizes_share_a_kernel():
+    chip = target_by_name("h200")
+    posed = warmup.problems_of("deepseek-v3.2", page_size=64)
+    one = next(p for p in posed if p.form == "select" and p.page_size)
+    keys = set()
+    for size in (1, 16, 48, 64, 128):
+        problem = replace(one, page_size=size)
+        (call,) = calls(plan_for(problem, chip), *operands_of(problem))
+        keys.add(job_key(CompileJob("page size", call, "sm90")))
+    assert len(keys) == 1
+
+
 def drawn_batch(one: warmup.Asked, draw: random.Random) -> warmup.Asked:
     """The problem for another batch."""
     batch = draw.choice((1, 2, 3, 7, 31, 32, 33, 63, 100, 128, 129, 200, 256))

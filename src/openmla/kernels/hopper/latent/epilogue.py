@@ -116,7 +116,8 @@ def write_sums(O, parts, place, FIRST: gl.constexpr):
     row = gl.arange(0, 64, gl.SliceLayout(1, OL)) + (opaque_zero() - 2 - place.begin)
     column = gl.arange(0, O.shape[1], gl.SliceLayout(0, OL)) + FIRST
     start = parts.sums + row.to(gl.int64) * (2 * O.shape[1])
-    gl.store(start[:, None] + column[None, :], O, mask=(row < place.end)[:, None])
+    here = (row < place.end)[:, None]
+    gl.store(start[:, None] + column[None, :], O, mask=here, eviction_policy="evict_last")
 
 
 @gluon.jit

@@ -564,6 +564,7 @@ COUNTS = [
     "factor",
     "page_size",
     "page_inverse",
+    "mean_tiles",
     "page_rows",
     "requests",
     *SECOND_COUNTS,
@@ -645,6 +646,7 @@ def latent_kernel(  # noqa: PLR0913
     logits_stride_h,
     page_size,
     page_inverse,
+    mean_tiles,
     page_rows,
     request_ptr,
     begin_ptr,
@@ -689,7 +691,8 @@ def latent_kernel(  # noqa: PLR0913
     whose arguments are called as the first one's; None: there is none.
 
     stride_page, scale_page: None where pages lie end to end. page_size, page_inverse: `Pages`, in
-    which entries of the block table count, and rows of pages that have gaps.
+    which entries of the block table count, and rows of pages that have gaps. mean_tiles: see
+    `Sequences`.
 
     DIMS: `RowColumns`. CHUNK: requests whose
     work items are numbered together (see source.py). MASK: LISTED, FULL or CAUSAL. OVERLAY: whether
@@ -769,6 +772,7 @@ def latent_kernel(  # noqa: PLR0913
             total_q=total_q,
             heads=heads,
             pages=pages,
+            mean_tiles=mean_tiles,
             mask=MASK,
             rest_q=rest_q,
         )

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from openmla.arithmetic import ceildiv
 from openmla.kernels.call import (
     COUNTER,
     WORKSPACE,
@@ -256,6 +257,7 @@ def lists(config: HopperLatentConfig, op: SparseOperands | AttendOperands) -> di
         "cu_ptr": None,
         **list_counts(config, op.q.shape[0]),
         "head_blocks": config.row_blocks,
+        "mean_tiles": 1,
         "batch": 0,
         "rest_q": 0,
         "MASK": LISTED.value,
@@ -280,9 +282,16 @@ def sequences(op: LatentOperands) -> dict[str, Any]:
         "rows": min(op.cache.rows, MOST_ROWS),
         "tiles": 0,
         "head_blocks": 1,
+        "mean_tiles": mean_tiles(op.q, op.cu_seqlens_q.shape[0] - 1),
         "indices_stride": table.stride(0),
         "MASK": CAUSAL.value if op.causal else FULL.value,
     }
+
+
+def mean_tiles(q: Tensor, requests: int) -> int:
+    """Tiles of a request with the mean number of tokens."""
+    tokens = ceildiv(q.shape[0], max(requests, 1))
+    return max(1, ceildiv(tokens * q.shape[1], WGMMA_ROWS))
 
 
 @lru_cache(maxsize=4096)

@@ -96,6 +96,8 @@ class Sequences(NamedTuple):
     heads: Any
     pages: Any
     """`Pages`, in which entries of the block table count."""
+    mean_tiles: Any
+    """Tiles of a request that has as many tokens as there are on average; any number from 1 on."""
     mask: Any
     """FULL or CAUSAL."""
     rest_q: Any
@@ -185,6 +187,16 @@ class RangeTile(NamedTuple):
     keys: Any
     slot: Any
     """First row of the tile in the workspace; -1 if the range is all keys of the sequence."""
+
+
+class Beginning(NamedTuple):
+    """What a program begins with: no other request has to be looked at."""
+
+    request: Any
+    turn: Any
+    """How often every request had a turn before."""
+    number: Any
+    """Of the work item, among those of the request."""
 
 
 class Found(NamedTuple):

@@ -169,25 +169,39 @@ def put_validity(validity, ok, barrier, LANES: gl.constexpr):
 def first_work_item(turn, info, source, counts, bars, CHUNK: gl.constexpr):
     """(where the first work item of this program was found, the `WorkItem`, its steps), after it is
     published."""
-    found = find_work(first_work(source), source, False, CHUNK)
-    item, steps = work_item(found, source, counts)
+    found = first_work(source)
+    if source.sequences is not None and source.counter is None:
+        found = find_work(found, source, True, CHUNK)
+        item, steps = work_item(found, source, counts)
+    else:
+        item, steps = work_item(found, source, counts, True)
+        if source.sequences is not None:  # noqa: SIM102 - decided when compiled
+            if steps == 0:
+                found = find_work(found, source, True, CHUNK)
+                item, steps = work_item(found, source, counts)
     publish_work_item(info, bars, turn, item.tile, steps, source)
     return found, item, steps
 
 
 @gluon.jit
 def step_ahead(
-    turn, found, item, next_steps, j, steps, info, source, counts, bars, CHUNK: gl.constexpr
+    turn, it, found, item, next_steps, j, steps, info, source, counts, bars, CHUNK: gl.constexpr
 ):
     """(turn, where the work item was found, `WorkItem`, steps of the next work item, place) of the
     step that follows step j of `steps`.
 
     The next work item is found before the last step but one, and published before the last: the
     warp-groups are busy then, and there is half a step until the tiles of a step are empty. Both at
-    once would take longer. Its steps are `next_steps` from there on.
+    once would take longer. Its steps are `next_steps` from there on. Of sequences the code that
+    finds it runs once before, in vain, while the rows of the first step (`it` 0) are on their way:
+    that fetches it.
     """
-    if j == gl.maximum(steps - 2, 0):
-        found = find_work(found, source, True, CHUNK)
+    is_next = j == gl.maximum(steps - 2, 0)
+    if source.sequences is None:
+        if is_next:
+            found = find_work(found, source, True, CHUNK)
+    elif is_next | (it == 1):
+        found = find_work(found, source, is_next, CHUNK)
     place = item.skipped + (j + 1) * STEP
     if j == steps - 1:
         turn += 1
@@ -278,7 +292,7 @@ def producer(
         next_steps = steps * 0
         for j in range(0, steps):
             turn, found, item, next_steps, place = step_ahead(
-                turn, found, item, next_steps, j, steps, info, source, counts, bars, CHUNK
+                turn, it, found, item, next_steps, j, steps, info, source, counts, bars, CHUNK
             )
             at = gather(
                 at,

@@ -234,7 +234,7 @@ def column_tiles(
 
 
 COUNTS = ["topk", "rows", "tiles", "head_blocks", "heads", "batch", "total_q", "rest_q", "factor"]
-COUNTS += ["page_size", "page_inverse"]
+COUNTS += ["page_size", "page_inverse", "mean_tiles"]
 STRIDES = [
     "indices_stride",
     "stride_page",
@@ -293,6 +293,7 @@ def latent_fp8_kernel(  # noqa: PLR0913
     scale_row,
     page_size,
     page_inverse,
+    mean_tiles,
     out_stride_t,
     out_stride_h,
     lse_stride_t,
@@ -310,8 +311,8 @@ def latent_fp8_kernel(  # noqa: PLR0913
 ):
     """Work items of lists or of sequences, as latent_kernel has them, until none is left.
 
-    page_size, page_inverse, CHUNK, MASK: see latent_kernel. SCALED_VALUES: whether the scales of
-    rows are those of their values too, not of scores alone. DIMS: `RowColumns`. LAYOUTS:
+    page_size, page_inverse, mean_tiles, CHUNK, MASK: see latent_kernel. SCALED_VALUES: whether the
+    scales of rows are those of their values too, not of scores alone. DIMS: `RowColumns`. LAYOUTS:
     `TileLayouts`. REGISTERS: `Registers`.
     """
     ROPE: gl.constexpr = DIMS.rope > 0
@@ -374,6 +375,7 @@ def latent_fp8_kernel(  # noqa: PLR0913
             total_q=total_q,
             heads=heads,
             pages=pages,
+            mean_tiles=mean_tiles,
             mask=MASK,
             rest_q=rest_q,
         )

@@ -146,7 +146,7 @@ def producer(
         next_steps = steps * 0
         for j in range(0, steps):
             turn, found, item, next_steps, place = step_ahead(
-                turn, found, item, next_steps, j, steps, info, source, counts, bars, CHUNK
+                turn, it, found, item, next_steps, j, steps, info, source, counts, bars, CHUNK
             )
             slot, used = it % ST, it >= ST
             low, high = halves(entry0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -63,11 +63,7 @@ def test_each_stream_has_one_counter(allocated: list[tuple[int, Any]]) -> None:
     assert len(allocated) == 3  # those of graphs once
 
 
-class Gpu(NamedTuple):
-    """A device that `launch_counter` takes for a GPU."""
-
-    type: str = "cuda"
-    index: int = 0
+GPU = torch.device("cuda", 0)
 
 
 def test_launches_of_graphs_have_counters_that_nothing_clears(
@@ -77,9 +73,9 @@ def test_launches_of_graphs_have_counters_that_nothing_clears(
     monkeypatch.setattr(call, "GRAPH_LAUNCHES", 3)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     stream = call.counter_of_stream(CPU, 7)
-    monkeypatch.setitem(call._counters_of_graphs, Gpu(), call._counters_of_graphs[CPU])
+    monkeypatch.setitem(call._counters_of_graphs, GPU, call._counters_of_graphs[CPU])
     monkeypatch.setattr(torch, "zeros", lambda *shape, **options: "zeroed by the graph")
-    made = [call.launch_counter(Gpu()) for _ in range(4)]
+    made = [call.launch_counter(GPU) for _ in range(4)]
     assert made[3] == "zeroed by the graph"
     addresses = {x.data_ptr() for x in (stream, *made[:3])}
     assert len(addresses) == 4 and all(x.tolist() == [0] for x in made[:3])
@@ -90,7 +86,7 @@ def test_a_graph_that_is_captured_before_any_call_clears_its_counter(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     monkeypatch.setattr(torch, "zeros", lambda *shape, **options: "zeroed by the graph")
-    assert call.launch_counter(Gpu()) == "zeroed by the graph"
+    assert call.launch_counter(GPU) == "zeroed by the graph"
 
 
 def test_what_cannot_be_allocated_is_said(

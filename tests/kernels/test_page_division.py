@@ -15,7 +15,7 @@ from openmla.kernels.gluon.pages import Pages, divided, inverse_of
 LAST = 2**31 - 1
 
 
-def test_examples():
+def test_examples() -> None:
     assert doctest.testmod(pages).failed == 0
 
 
@@ -25,7 +25,7 @@ def sizes() -> list[int]:
     return sorted({x for x in (*near, 48, LAST, *(draw.randint(1, LAST) for _ in range(300))) if x})
 
 
-def test_every_quotient_is_exact():
+def test_every_quotient_is_exact() -> None:
     """Also of the last row before and the first one after a page ends, up to 2^31 - 1."""
     draw = random.Random(8)
     for size in sizes():
@@ -48,7 +48,7 @@ def dividing_kernel(numbers_ptr, pages_ptr, rows_ptr, size, inverse):
 
 
 @pytest.mark.parametrize("size", [1, 3, 48, 64, 4097, LAST])
-def test_on_the_device(size: int):
+def test_on_the_device(size: int) -> None:
     draw = random.Random(size)
     numbers = torch.tensor([0, 1, LAST, *(draw.randint(0, LAST) for _ in range(125))]).int()
     found, rows = torch.empty_like(numbers), torch.empty_like(numbers)

@@ -19,6 +19,7 @@ from openmla.dispatch import plan_for
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.indexer.problem import IndexProblem
 from openmla.kernels.launch import calls
+from openmla.lab.compiling.jobs import CompileJob, job_key
 from openmla.planning import plan
 from openmla.planning.models import MODELS
 from openmla.planning.target import target_by_name
@@ -120,6 +121,36 @@ def test_no_batch_meets_a_kernel_that_was_not_compiled(
             problem = drawn_batch(one, draw)
             missing = warmup.kernels_of(problem, chip) - compiled
             assert not missing, (problem, [kernel.name for kernel in missing])
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp8_656"])
+@pytest.mark.parametrize("gap", [0, 16])
+def test_page_sizes_share_their_kernels(dtype: str, gap: int):
+    """Of pages of a multiple of 64 rows whole blocks are boxes: those sizes share one kernel, all
+    others another. So it is where there is room between pages, too."""
+    chip = target_by_name("h200")
+    posed = warmup.problems_of("deepseek-v3", dtypes=(dtype,), page_size=64)
+    one = replace(next(p for p in posed if p.form == "latent"), total_q=1, total_k=6000)
+
+    def kernels(page_size: int) -> frozenset[object]:
+        problem = replace(one, page_size=page_size)
+        launched = calls(plan_for(problem, chip), *operands_of(problem, page_gap=gap))
+        return frozenset(job_key(CompileJob("page size", call, "sm90")) for call in launched)
+
+    assert len({kernels(size) for size in (1, 16, 48, 80)}) == 1
+    assert len({kernels(size) for size in (64, 128, 192)}) == 1
+
+
+def test_selections_of_all_page_sizes_share_a_kernel():
+    chip = target_by_name("h200")
+    posed = warmup.problems_of("deepseek-v3.2", page_size=64)
+    one = next(p for p in posed if p.form == "select" and p.page_size)
+    keys = set()
+    for size in (1, 16, 48, 64, 128):
+        problem = replace(one, page_size=size)
+        (call,) = calls(plan_for(problem, chip), *operands_of(problem))
+        keys.add(job_key(CompileJob("page size", call, "sm90")))
+    assert len(keys) == 1
 
 
 def drawn_batch(one: warmup.Asked, draw: random.Random) -> warmup.Asked:

@@ -189,6 +189,28 @@ def test_a_request_alone_has_the_bits_it_has_among_others():
         assert torch.equal(lse, whole.lse[start:stop]), number
 
 
+def test_pages_of_every_size_give_the_same_bits():
+    """Also with room between them; the same rows, split and not. What lies between is no number."""
+    rows, q, found = normal(4608, 576), normal(3, 16, 576), []
+    for page_size in (1, 16, 48, 64, 128):
+        pages = 4608 // page_size
+        for gap in (0, 8):
+            pool = torch.full((pages, page_size + gap, 576), float("nan"), device=DEVICE).bfloat16()
+            pool[:, :page_size] = rows.view(pages, page_size, 576)
+            found.append(
+                openmla.mla_prefill_latent(
+                    q,
+                    pool[:, :page_size],
+                    torch.arange(pages, device=DEVICE).int().expand(2, -1),
+                    torch.tensor([4555, 300], device=DEVICE).int(),
+                    cu_seqlens_q=torch.tensor([0, 1, 3], device=DEVICE).int(),
+                    scale=0.05,
+                    backend="hopper",
+                )
+            )
+    assert all(torch.equal(found[0], other) for other in found[1:])
+
+
 def test_lengths_change_between_replays_of_a_graph_over_a_wide_table():
     pages, batch = 1024, 4
     rows = normal(batch * pages, 64, 576)

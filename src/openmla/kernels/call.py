@@ -1,9 +1,10 @@
 """One kernel launch as data, shared by all kernel families that Triton compiles."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +27,11 @@ RELIED_ON = {"enable_fp_fusion": True}
 """Options of Triton that every kernel relies on and whose default is Triton's to change. Products
 are fused with sums: bits and speeds were measured so, and Triton 3.10 will fuse only if asked."""
 _counters: dict[tuple[torch.device, int], Tensor] = {}
+GRAPH_LAUNCHES = 1 << 14
+"""Launches of captured graphs, on one device, that have a counter which nothing has to clear."""
+SECTOR = 8
+"""Integers from one of these counters to the next: 32 bytes."""
+_counters_of_graphs: dict[torch.device, Iterator[Tensor]] = {}
 
 
 class Extent(NamedTuple):
@@ -106,24 +112,37 @@ def counter_of_stream(device: torch.device, stream: int) -> Tensor:
     counter = _counters.get((device, stream))
     if counter is None:
         with ThreadPoolExecutor(max_workers=1) as thread:
-            made = thread.submit(_zero_of_stream, torch.cuda.current_stream(device))
-        counter = _counters[device, stream] = made.result()
+            current = torch.cuda.current_stream(device)
+            counter = thread.submit(_zeros_of_stream, current, 1).result()
+            if device not in _counters_of_graphs:
+                zeros = thread.submit(_zeros_of_stream, current, GRAPH_LAUNCHES * SECTOR).result()
+                current.synchronize()  # a graph may be replayed on another stream
+                _counters_of_graphs[device] = map(partial(_first_of, zeros), range(GRAPH_LAUNCHES))
+        _counters[device, stream] = counter
     return counter
 
 
-def _zero_of_stream(stream: torch.cuda.Stream) -> Tensor:
+def _zeros_of_stream(stream: torch.cuda.Stream, count: int) -> Tensor:
     with torch.cuda.stream(stream):
-        return torch.zeros(1, dtype=torch.int32, device=stream.device)
+        return torch.zeros(count, dtype=torch.int32, device=stream.device)
+
+
+def _first_of(zeros: Tensor, sector: int) -> Tensor:
+    return zeros[sector * SECTOR : sector * SECTOR + 1]
 
 
 def launch_counter(device: torch.device) -> Tensor:
     """A zero from which a launch on the current stream draws its work, and which it leaves zero.
 
-    A captured graph gets its own, zeroed by the graph: it may be replayed on any stream, beside
-    anything.
+    A launch of a captured graph gets its own: it may be replayed on any stream, beside anything but
+    itself. One that was made before the capture is zero and stays so. Where none is left, the graph
+    zeroes one, which takes it a launch more.
     """
-    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+    if device.type != "cuda":
         return torch.zeros(1, dtype=torch.int32, device=device)
+    if torch.cuda.is_current_stream_capturing():
+        made = next(_counters_of_graphs.get(device, iter(())), None)
+        return torch.zeros(1, dtype=torch.int32, device=device) if made is None else made
     return counter_of_stream(device, driver.active.get_current_stream(device.index))
 
 

@@ -91,8 +91,8 @@ PLACE = (
 )
 PAGE = "page.to(gl.int64) * (rows.page_stride.to(gl.int64) * VECTOR)"
 WIDE = ("(stride + opaque_zero()).to(gl.int64)", "(stride + opaque_zero())")
-FP8_PAGE = "(row // PAGE).to(gl.int64) * stride_page.to(gl.int64)"
-FP8_PLACE = "(row % PAGE).to(gl.int64) * stride_row.to(gl.int64)"
+FP8_PAGE = "page.to(gl.int64) * stride_page.to(gl.int64)"
+FP8_PLACE = "place.to(gl.int64) * stride_row.to(gl.int64)"
 DEFECTS = [
     Narrow("out, by token", "accumulator", *WIDE, "dense"),
     Narrow("out, by head", "accumulator", *WIDE, "dense", 1),
@@ -117,12 +117,12 @@ DEFECTS = [
     Narrow("pages", "latent.rows", PAGE, "page * (rows.page_stride * VECTOR)", "rows, pages"),
     Narrow("lists", "latent.source", "token.to(gl.int64)", "token", "rows"),
     Narrow("block table", "latent.source", "sequence.to(gl.int64) *", "sequence *", "sequences"),
-    Narrow("pages of FP8", "dequantize.rows", FP8_PAGE, "row // PAGE * stride_page", "rows, fp8"),
+    Narrow("pages of FP8", "dequantize.rows", FP8_PAGE, "page * stride_page", "rows, fp8"),
     Narrow(
         "rows of an FP8 page",
         "dequantize.rows",
         FP8_PLACE,
-        "row % PAGE * stride_row",
+        "place * stride_row",
         "rows, fp8",
         1,
     ),

@@ -221,8 +221,8 @@ DEFECTS = [
     sparse(
         "one row into a tile is not a tile",
         Kind.OUTPUT,
-        "tiles = (rows + (ROWS - 1)) // ROWS\n",
-        "tiles = (rows + (ROWS - 2)) // ROWS\n",
+        "(rows + (ROWS - 1)) // ROWS\n",
+        "(rows + (ROWS - 2)) // ROWS\n",
         "edges",
         "latent.source",
     ),

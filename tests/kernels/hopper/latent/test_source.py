@@ -34,15 +34,28 @@ def test_the_last_64_lists_are_drawn_longest_first(tokens: int):
 
 @gluon.jit
 def numbering_kernel(
-    items_ptr, cu_ptr, lengths_ptr, batch, total_q, most_keys, heads, part_rows, CHUNK: gl.constexpr
+    items_ptr,
+    cu_ptr,
+    lengths_ptr,
+    batch,
+    total_q,
+    most_keys,
+    heads,
+    part_rows,
+    mean_tiles,
+    room,
+    counter_ptr,
+    CHUNK: gl.constexpr,
 ):
-    """Write (sequence's first token, first row, first key, steps, slot) of every work item."""
+    """Write (sequence's first token, first row, first key, steps, slot) of every work item, those
+    of a program one after another, `room` for each program."""
     sequences = Sequences(
         cu_seqlens_q=cu_ptr,
         batch=batch,
         total_q=total_q,
         heads=heads,
-        page_size=64,
+        pages=None,
+        mean_tiles=mean_tiles,
         mask=FULL,
         rest_q=total_q,
     )
@@ -53,13 +66,18 @@ def numbering_kernel(
         table_stride=1,
         pool_rows=0,
         sequences=sequences,
-        counter=None,
+        counter=counter_ptr,
         part_rows=part_rows,
     )
-    found = find_work(first_work(source), source, False, CHUNK)
-    item, steps = work_item(found, source, None)
+    found = first_work(source)
+    item, steps = work_item(found, source, None, True)
+    order = 0
+    if steps == 0:
+        found = find_work(found, source, True, CHUNK)
+        item, steps = work_item(found, source, None)
     while steps > 0:
-        at = items_ptr + found.number * 5
+        at = items_ptr + (gl.program_id(0) * room + order) * 5
+        order += 1
         gl.store(at, item.tile.first_token)
         gl.store(at + 1, item.tile.first_row)
         gl.store(at + 2, item.skipped)
@@ -69,15 +87,25 @@ def numbering_kernel(
         item, steps = work_item(found, source, None)
 
 
-def numbered(lengths: list[int], heads: int, spare: int, chunk: int = 128) -> list[tuple[int, ...]]:
-    """The work items of requests with one query each, in the order of their numbers."""
+def numbered(
+    lengths: list[int],
+    heads: int,
+    spare: int,
+    chunk: int = 128,
+    programs: int = 1,
+    mean_tiles: int = 0,
+    draws: bool = True,
+) -> list[list[tuple[int, ...]]]:
+    """The work items of requests with one query each, in the order in which each program has
+    them."""
     batch, tiles = len(lengths), -(-heads // 64)
     rule = LatentSplit(heads, 512)
     count = sum(tiles * rule.ranges(heads, keys) for keys in lengths) + -(-spare * heads // 64)
-    items = torch.full((count + 1, 5), -9, dtype=torch.int32)
+    counter = torch.zeros(1, dtype=torch.int32) if draws else None
+    items = torch.full((programs, count + 1, 5), -9, dtype=torch.int32)
     cu = torch.arange(batch + 1).int()
     with intercept() as reports:
-        numbering_kernel[(1,)](
+        numbering_kernel[(programs,)](
             items,
             cu,
             torch.tensor(lengths).int(),
@@ -86,16 +114,26 @@ def numbered(lengths: list[int], heads: int, spare: int, chunk: int = 128) -> li
             max(lengths),
             heads,
             rule.part_rows(1, max(lengths)),
+            mean_tiles or tiles,
+            count + 1,
+            counter,
             chunk,
         )
     assert all(report.ok for report in reports)
-    assert items[-1].tolist() == [-9] * 5, "more work items than there are"
-    return [tuple(row) for row in items[:-1].tolist()]
+    assert (items[:, -1] == -9).all(), "more work items than there are"
+    assert counter is None or int(counter) == 0, "the next launch would not begin with number 0"
+    return [[tuple(row) for row in own if row[0] != -9] for own in items.tolist()]
 
 
 @pytest.mark.parametrize("heads", [16, 70, 128])
 @pytest.mark.parametrize("chunk, batch", [(32, 1), (32, 3), (32, 32), (128, 128), (128, 150)])
-def test_every_work_item_has_one_number(chunk: int, batch: int, heads: int):
+@pytest.mark.parametrize(
+    "programs, mean_tiles, draws",
+    [(1, 1, False), (7, 1, False), (1, 1, True), (7, 3, True), (33, 2, True)],
+)
+def test_every_work_item_is_one_programs(
+    chunk: int, batch: int, heads: int, programs: int, mean_tiles: int, draws: bool
+):
     """The last tokens belong to no request; requests may have no keys; each range of a request that
     is split has rows of the workspace that no other has."""
     draw = random.Random(batch)
@@ -111,7 +149,8 @@ def test_every_work_item_has_one_number(chunk: int, batch: int, heads: int):
                 slot = request * part_rows + part * heads + row if ranges > 1 else -1
                 want.add((request, row, part * each, steps, slot))
     want |= {(batch, row, 0, 1, -1) for row in range(0, spare * heads, 64)}
-    got = numbered(lengths, heads, spare, chunk)
+    found = numbered(lengths, heads, spare, chunk, programs, mean_tiles, draws)
+    got = [item for own in found for item in own]
     assert len(got) == len(want) and set(got) == want
 
 
@@ -119,6 +158,15 @@ def test_long_work_items_have_low_numbers():
     """Among 128 requests: by steps, in units of a thirty-second of the longest."""
     draw = random.Random(1)
     lengths = [draw.randint(1, 8192) for _ in range(127)]
-    steps = [item[3] for item in numbered(lengths, 128, 0)]
+    steps = [item[3] for item in numbered(lengths, 128, 0, draws=False)[0]]
     ranks = [step * 31 // max(steps) for step in steps]
     assert ranks == sorted(ranks, reverse=True) and len(set(ranks)) > 20
+
+
+def test_programs_begin_with_the_first_ranges_of_requests():
+    """Without looking at other requests: of 3 requests with 2 tiles of rows, 6 programs begin with
+    range 0 of each, and one with what it finds."""
+    lengths = [40000, 100, 20000]
+    begun = [own[0][:3] for own in numbered(lengths, 128, 0, programs=7)]
+    assert begun[:6] == [(request, row, 0) for request in range(3) for row in (64, 0)]
+    assert begun[6] not in begun[:6]

@@ -23,6 +23,8 @@ CASES = {
     "many ranges": replace(SMALL, heads=8, q_lens=(1,), k_lens=(33792,), scale=0.2, spare=0),
     # Three ranges of 64 rows fill the workspace to its end.
     "full workspace": replace(SMALL, heads=64, q_lens=(1,), k_lens=(4097,), spare=0),
+    # A program too many: it has nothing to begin with.
+    "one tile": replace(SMALL, heads=4, q_lens=(1,), k_lens=(300,), spare=0),
     # Two tiles of rows, the second of 6 heads; three ranges and one. Rows are more than on average.
     "70 heads": replace(
         SMALL, heads=70, q_lens=(1, 0, 1), k_lens=(9000, 5, 300), sink="normal", spare=0
@@ -67,8 +69,32 @@ DEFECTS = [
     ),
     split(
         "a full range is left out",
-        "full=tiles * (parts - 1)",
-        "full=tiles * gl.maximum(parts - 2, 0)",
+        "full=gl.maximum(tiles * (parts - 1) - begun, 0)",
+        "full=gl.maximum(tiles * (parts - 2) - begun, 0)",
+    ),
+    split(
+        "what programs begin with is numbered, and nobody computes the last ones",
+        "        number += begun\n        full += found.full\n",
+        "        full += found.full\n",
+    ),
+    split(
+        "what programs begin with are no full ranges",
+        "    full = begun\n",
+        "    full = begun * 0\n",
+    ),
+    SparseDefect(
+        "programs begin with work items that are numbered",
+        Kind.RACE,
+        "latent.source",
+        "        exists &= number < begun\n",
+        "        exists &= number <= begun\n",
+        "one tile",
+    ),
+    split(
+        "a look at the code takes a work item",
+        "find_work(found, source, is_next, CHUNK)",
+        "find_work(found, source, True, CHUNK)",
+        "latent.rows",
     ),
     split("a work item is numbered by its rank alone", "- here + gl.sum(higher, 0)", "- here"),
     split(

@@ -92,6 +92,12 @@ def test_pages_of_whole_blocks_come_as_boxes(page_size: int, boxes: bool) -> Non
     assert rows.boxes == boxes and rows.draws
 
 
+def test_of_sequences_work_is_drawn_however_little_there_is() -> None:
+    """Programs that begin with nothing find what is left before the others do."""
+    [rows] = on_h200(replace(PAGES, batch=1, total_q=1)).variant.rows
+    assert rows.draws
+
+
 @pytest.mark.parametrize(("batch", "chunk"), [(32, 32), (33, 128)])
 def test_many_requests_are_numbered_together(batch: int, chunk: int) -> None:
     [rows] = on_h200(replace(PAGES, batch=batch, total_q=batch)).variant.rows

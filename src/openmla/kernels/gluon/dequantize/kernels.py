@@ -1,7 +1,7 @@
 """Rows of an FP8 cache, each dequantized to bf16 once: all of a pool, or those that lists name.
 
 A list is a token's rows (topk_lengths of them), or a sequence's pages (those of its cache_lengths);
-what it names, a row or a page of SIZE rows, is called a unit.
+what it names, a row or a page, is called a unit.
 
 | kernel | a program takes | reads | writes |
 |---|---|---|---|
@@ -50,6 +50,7 @@ from openmla.kernels.gluon.dequantize.v4_rows import (
 from openmla.kernels.gluon.dequantize.v4_rows import key_layout as v4_key_layout
 from openmla.kernels.gluon.dequantize.v4_rows import load_scales as load_v4_scales
 from openmla.kernels.gluon.dequantize.v41_rows import load_columns
+from openmla.kernels.gluon.pages import Pages, divided
 
 LIST_COLUMNS = gl.constexpr(512)
 IN_LINE = gl.constexpr(16)  # claims in a line of the L2 cache; the map is whole lines
@@ -58,15 +59,15 @@ LIST_LAYOUT = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))  # lists begin
 
 
 @gluon.jit
-def named_units(lists, block, SIZE: gl.constexpr):
+def named_units(lists, block):
     """Entries of block number `block`, LIST_COLUMNS entries of one of the UnitLists."""
     blocks = (lists.columns + LIST_COLUMNS - 1) // LIST_COLUMNS
     number = block // blocks
     count = lists.columns
     if lists.lengths_ptr is not None:
-        count = gl.minimum(
-            (gl.load(lists.lengths_ptr + number) + (SIZE - 1)) // SIZE, lists.columns
-        )
+        rows = gl.load(lists.lengths_ptr + number)
+        named, _row = divided(rows + (lists.rows.size - 1), lists.rows)
+        count = gl.minimum(named, lists.columns)
     column = block % blocks * LIST_COLUMNS + gl.arange(0, LIST_COLUMNS, LIST_LAYOUT)
     line = lists.ptr + number.to(gl.int64) * lists.stride
     unit = gl.load(line + column, mask=column < count, other=-1)
@@ -95,18 +96,28 @@ def owner_of(map_ptr, entries, lines):
 
 
 LISTS = ["lists_ptr", "lengths_ptr"]
-LIST_COUNTS = ["columns", "stride", "units", "lines"]
+LIST_COUNTS = ["columns", "stride", "units", "lines", "unit_rows", "unit_inverse"]
 
 
 @gluon.jit(do_not_specialize=LIST_COUNTS, do_not_specialize_on_alignment=LISTS)
 def claim_kernel(
-    lists_ptr, lengths_ptr, map_ptr, total_ptr, columns, stride, units, lines, SIZE: gl.constexpr
+    lists_ptr,
+    lengths_ptr,
+    map_ptr,
+    total_ptr,
+    columns,
+    stride,
+    units,
+    lines,
+    unit_rows,
+    unit_inverse,
 ):
     """Entries that name a unit write their number into the map; the last writer owns the unit."""
     let_next_begin()
     block = gl.program_id(0)
-    lists = UnitLists(lists_ptr, lengths_ptr, columns, stride, units)
-    entries = named_units(lists, block, SIZE)
+    each = Pages(size=unit_rows, inverse=unit_inverse)
+    lists = UnitLists(lists_ptr, lengths_ptr, columns, stride, units, each)
+    entries = named_units(lists, block)
     claim = (entries.unit.to(gl.int64) << 32) | entries.number.to(gl.int64)
     gl.store(map_ptr + slot_of(entries.unit, lines), claim, mask=entries.valid)
     if block == 0:
@@ -124,7 +135,7 @@ def add(a, b):
 
 
 @gluon.jit(do_not_specialize=[*LIST_COUNTS, "capacity"], do_not_specialize_on_alignment=LISTS)
-def place_kernel(
+def place_kernel(  # noqa: PLR0913
     lists_ptr,
     lengths_ptr,
     map_ptr,
@@ -136,12 +147,14 @@ def place_kernel(
     units,
     lines,
     capacity,
-    SIZE: gl.constexpr,
+    unit_rows,
+    unit_inverse,
 ):
     """Compact the owners: a prefix sum gives neighboring places to the owners of a block."""
     let_next_begin()
-    lists = UnitLists(lists_ptr, lengths_ptr, columns, stride, units)
-    entries = named_units(lists, gl.program_id(0), SIZE)
+    each = Pages(size=unit_rows, inverse=unit_inverse)
+    lists = UnitLists(lists_ptr, lengths_ptr, columns, stride, units, each)
+    entries = named_units(lists, gl.program_id(0))
     wait_for_kernel_before()
     mine = entries.valid & (owner_of(map_ptr, entries, lines) == entries.number)
     one = mine.to(gl.int32)
@@ -153,9 +166,9 @@ def place_kernel(
 
 
 @gluon.jit
-def take_places(lists, map_ptr, placed_ptr, lines, block, SIZE: gl.constexpr):
+def take_places(lists, map_ptr, placed_ptr, lines, block):
     """Entries of the UnitLists get the places of the owners of their units."""
-    entries = named_units(lists, block, SIZE)
+    entries = named_units(lists, block)
     owner = owner_of(map_ptr, entries, lines)
     others = entries.valid & (owner != entries.number)
     place = gl.load(placed_ptr + owner, mask=others, other=0)
@@ -235,10 +248,11 @@ def store_columns(out, value, row, FIRST: gl.constexpr):
 
 
 STRIDES = ["stride_page", "stride_row", "scale_page", "scale_row"]
+PAGE_COUNTS = ["page_size", "page_inverse", "page_rows"]
 
 
 @gluon.jit(
-    do_not_specialize=[*LIST_COUNTS, *STRIDES, "blocks", "capacity", "page_rows"],
+    do_not_specialize=[*LIST_COUNTS, *STRIDES, "blocks", "capacity", *PAGE_COUNTS],
     do_not_specialize_on_alignment=[*LISTS, "scale_ptr"],
 )
 def dequantize_kernel(  # noqa: PLR0913
@@ -258,16 +272,19 @@ def dequantize_kernel(  # noqa: PLR0913
     lines,
     blocks,
     capacity,
+    unit_rows,
+    unit_inverse,
     stride_page,
     stride_row,
     scale_page,
     scale_row,
+    page_size,
+    page_inverse,
     page_rows,
     DIMS: gl.constexpr,
     CACHE: gl.constexpr,
     SCALES: gl.constexpr,
     LANES: gl.constexpr,
-    SIZE: gl.constexpr,
     ROWS: gl.constexpr,
 ):
     """Dequantize the units at `places`, or all of the pool where places_ptr is None; then rewrite
@@ -290,19 +307,22 @@ def dequantize_kernel(  # noqa: PLR0913
         scale_page_stride=scale_page,
         scale_row_stride=scale_row,
         rope_ptr=rope_ptr,
+        pages=Pages(size=page_size, inverse=page_inverse),
         page_rows=page_rows,
     )
-    count = units * SIZE
+    each = Pages(size=unit_rows, inverse=unit_inverse)
+    count = units * unit_rows
     if places_ptr is not None:
         wait_for_kernel_before()
         total = gl.load(total_ptr)
-        count = gl.where(total <= capacity, total * SIZE, 0)
+        count = gl.where(total <= capacity, total * unit_rows, 0)
     for first in range(gl.program_id(0) * ROWS, count, gl.num_programs(0) * ROWS):
         place = first + gl.arange(0, ROWS, KL)
         row = gl.where(place < count, place, -1)
         if places_ptr is not None:
-            unit = gl.load(places_ptr + place // SIZE, mask=place < count, other=-1)
-            row = gl.where(place < count, unit * SIZE + place % SIZE, -1)
+            number, within = divided(place, each)
+            unit = gl.load(places_ptr + number, mask=place < count, other=-1)
+            row = gl.where(place < count, unit * unit_rows + within, -1)
         out = WorkspaceRows(ptr=out_ptr, start=place.to(gl.int64) * WIDTH)
         if SCALES is not None:
             dequantize_v41_columns(rows, row, out, DIMS, CACHE, SCALES, LANES)
@@ -311,7 +331,7 @@ def dequantize_kernel(  # noqa: PLR0913
         else:
             dequantize_v4_columns(rows, row, out, LANES)
     if places_ptr is not None:
-        lists = UnitLists(lists_ptr, lengths_ptr, columns, stride, units)
+        lists = UnitLists(lists_ptr, lengths_ptr, columns, stride, units, each)
         last = gl.where(count > 0, blocks, 0)
         for block in range(gl.program_id(0), last, gl.num_programs(0)):
-            take_places(lists, map_ptr, placed_ptr, lines, block, SIZE)
+            take_places(lists, map_ptr, placed_ptr, lines, block)

@@ -26,6 +26,7 @@ from openmla.kernels.gluon.dequantize.kernels import (
     place_kernel,
 )
 from openmla.kernels.gluon.dequantize.records import CacheFormat, RowColumns
+from openmla.kernels.gluon.pages import inverse_of
 from openmla.operands import AttendOperands, LatentOperands, SparseOperands
 from openmla.planning.dequantize import Workspace, map_slots
 from openmla.sources import Listed
@@ -71,14 +72,26 @@ def rows_of(cache: LatentCache | Tensor) -> dict[str, Any]:
         "data_ptr": data,
         "scale_ptr": scales,
         "rope_ptr": rope,
-        "stride_page": data.stride(0) // unit if apart else 0,
+        "stride_page": data.stride(0) // unit if apart else None,
         "stride_row": data.stride(1) // unit,
-        "scale_page": 0 if scales is None or not apart else scales.stride(0),
+        "scale_page": scales.stride(0) if scales is not None and apart else None,
         "scale_row": 0 if scales is None else scales.stride(1),
+        **pages_of(cache),
         "page_rows": None,
-        "PAGE": data.shape[1] if apart else 0,
         "SCALED": block,
     }
+
+
+def pages_of(cache: LatentCache | Tensor) -> dict[str, int]:
+    """What positions of sequences are counted in, and rows of pages that have gaps; a tensor of
+    rows is one page, in which nothing is counted."""
+    size = cache.page_size if isinstance(cache, LatentCache) else 1
+    return {"page_size": size, "page_inverse": inverse_of(size)}
+
+
+def units_of(size: int) -> dict[str, int]:
+    """What rows are counted in where lists name units of so many."""
+    return {"unit_rows": size, "unit_inverse": inverse_of(size)}
 
 
 def scale_type_of(cache: LatentCache | Tensor) -> str | None:
@@ -103,8 +116,8 @@ def v4_rows_of(cache: LatentCache) -> dict[str, Any]:
         "stride_row": data.stride(1) // unit,
         "scale_page": scales.stride(0),
         "scale_row": scales.stride(1),
+        **pages_of(cache),
         "page_rows": cache.page_size,
-        "PAGE": 0,
         "SCALED": cache.layout.block,
     }
 
@@ -124,8 +137,8 @@ def source_rows_of(cache: LatentCache | Tensor) -> dict[str, Any]:
         "stride_row": data.stride(1) // unit,
         "scale_page": 0,
         "scale_row": 0,
+        **pages_of(cache),
         "page_rows": max(data.shape[1], 1),
-        "PAGE": 0,
         "SCALED": 0,
     }
 
@@ -186,7 +199,7 @@ class Filling(NamedTuple):
             **found,
             **{n: x for n, x in source.items() if n.islower()},
             "DIMS": RowColumns(*self.columns),
-            "CACHE": CacheFormat(page_size=source["PAGE"], scale_block=source["SCALED"]),
+            "CACHE": CacheFormat(scale_block=source["SCALED"]),
             "SCALES": scale_type_of(cache),
             "LANES": self.lanes,
             "ROWS": FILL_ROWS,
@@ -216,7 +229,7 @@ def _every(units: int, size: int, wide: Tensor) -> dict[str, Any]:
     """Arguments of the pass over all units of a pool."""
     nowhere = ("lists_ptr", "lengths_ptr", "map_ptr", "places_ptr", "total_ptr", "placed_ptr")
     found = {**dict.fromkeys(nowhere), **dict.fromkeys(("columns", "stride", "lines", "blocks"), 0)}
-    return found | {"units": units, "capacity": units, "SIZE": size, "out_ptr": wide}
+    return found | {"units": units, "capacity": units, **units_of(size), "out_ptr": wide}
 
 
 class DequantizedSources(NamedTuple):
@@ -300,7 +313,7 @@ def _named(filling: Filling, op: Operands) -> Addressed:
         "stride": entries.stride(0),
         "units": units,
         "lines": lines,
-        "SIZE": size,
+        **units_of(size),
         "num_warps": WARPS,
     }
     placing = {**claiming, "places_ptr": places, "placed_ptr": lists, "capacity": capacity}

@@ -9,6 +9,7 @@ class CacheRows(NamedTuple):
     data_ptr: Any
     """Words of four e4m3 columns, or the columns of rows that are not dequantized."""
     page_stride: Any
+    """None where pages lie end to end: `row_stride` is enough then."""
     row_stride: Any
     scale_ptr: Any
     """fp32: inside the rows, or in a tensor of their own; None: rows have no scales."""
@@ -18,6 +19,8 @@ class CacheRows(NamedTuple):
     rope_ptr: Any
     """bf16 columns inside e4m3 rows; None if rope is stored as the latent is: scales, if there are
     any, are then in a tensor of their own."""
+    pages: Any = None
+    """`Pages`, used where there is a page stride."""
     page_rows: Any = None
     """Rows of a page, where that is a run-time value: in DeepSeek-V4's rows (v4_rows.py), whose
     scales are words, and in bf16 rows beside them, whose data are words too."""
@@ -28,8 +31,6 @@ class CacheRows(NamedTuple):
 class CacheFormat(NamedTuple):
     """Constants of a cache (CACHE)."""
 
-    page_size: int
-    """Rows of a page; 0 if pages lie end to end."""
     scale_block: int
     """Columns that share a scale; 0 if rows are not dequantized."""
 
@@ -77,6 +78,8 @@ class UnitLists(NamedTuple):
     """From list to list."""
     units: Any
     """Units in the pool; other numbers name nothing."""
+    rows: Any
+    """Rows of a unit: `Pages`."""
 
 
 class Entries(NamedTuple):

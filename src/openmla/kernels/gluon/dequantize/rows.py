@@ -19,6 +19,7 @@ neighboring columns belong to a thread, which stores them with 16 bytes.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from openmla.kernels.gluon.pages import divided
 from openmla.kernels.gluon.scores import opaque_zero
 
 WORDS = gl.constexpr(4)  # in 16 bytes; strides come in this unit
@@ -58,13 +59,14 @@ def key_layout(width, block, lanes):
 
 
 @gluon.jit
-def start_of_row(row, stride_page, stride_row, PAGE: gl.constexpr):
-    """Where physical rows begin, in units of their strides; row 0 for -1."""
+def start_of_row(row, stride_page, stride_row, pages):
+    """Where physical rows begin, in units of their strides; row 0 for -1. See `CacheRows`."""
     # An opaque zero, or the 64-bit offsets of a block of keys would be computed once and spilled.
     row = gl.maximum(row, 0) + opaque_zero()
-    if PAGE > 0:
-        page = (row // PAGE).to(gl.int64) * stride_page.to(gl.int64)
-        return page + (row % PAGE).to(gl.int64) * stride_row.to(gl.int64)
+    if stride_page is not None:
+        page, place = divided(row, pages)
+        start = page.to(gl.int64) * stride_page.to(gl.int64)
+        return start + place.to(gl.int64) * stride_row.to(gl.int64)
     else:
         return row.to(gl.int64) * stride_row.to(gl.int64)
 
@@ -78,11 +80,10 @@ def load_scales(
     L: gl.constexpr = gl.SliceLayout(2, chunk_layout(WIDTH, BLOCK, LANES))
     row = gl.convert_layout(row, gl.SliceLayout(1, L))
     block = gl.arange(0, blocks_of(WIDTH, BLOCK), gl.SliceLayout(0, L)) + FIRST // BLOCK
-    PAGE: gl.constexpr = CACHE.page_size
     if rows.rope_ptr is None:
-        at = start_of_row(row, rows.scale_page_stride, rows.scale_row_stride, PAGE)
+        at = start_of_row(row, rows.scale_page_stride, rows.scale_row_stride, rows.pages)
     else:
-        at = start_of_row(row, rows.page_stride, rows.row_stride, PAGE) * FP32S
+        at = start_of_row(row, rows.page_stride, rows.row_stride, rows.pages) * FP32S
     start = rows.scale_ptr + at
     return gl.load(start[:, None] + block[None, :], mask=(row >= 0)[:, None], other=0.0)
 
@@ -98,7 +99,7 @@ def load_raw(
     row = gl.convert_layout(row, gl.SliceLayout(1, gl.SliceLayout(2, L)))
     block = gl.arange(0, BLOCKS, gl.SliceLayout(0, gl.SliceLayout(2, L))) * IN + FIRST // 4
     inside = gl.arange(0, IN, gl.SliceLayout(0, gl.SliceLayout(1, L)))
-    at = start_of_row(row, rows.page_stride, rows.row_stride, CACHE.page_size)
+    at = start_of_row(row, rows.page_stride, rows.row_stride, rows.pages)
     start = rows.data_ptr + at * WORDS
     word = block[None, :, None] + inside[None, None, :]
     return gl.load(start[:, None, None] + word, mask=(row >= 0)[:, None, None], other=0)
@@ -107,7 +108,7 @@ def load_raw(
 @gluon.jit
 def rope_start(rows, row, CACHE: gl.constexpr):
     """Pointers to the rope columns of rows that store them as bf16."""
-    at = start_of_row(row, rows.page_stride, rows.row_stride, CACHE.page_size)
+    at = start_of_row(row, rows.page_stride, rows.row_stride, rows.pages)
     return rows.rope_ptr + at * BF16S
 
 

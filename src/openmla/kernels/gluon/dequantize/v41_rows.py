@@ -51,7 +51,7 @@ def factors(
     L: gl.constexpr = gl.SliceLayout(2, chunk_layout(BYTES, BLOCK, LANES))
     row = gl.convert_layout(row, gl.SliceLayout(1, L))
     block = gl.arange(0, blocks_of(BYTES, BLOCK), gl.SliceLayout(0, L))
-    at = start_of_row(row, rows.scale_page_stride, rows.scale_row_stride, CACHE.page_size)
+    at = start_of_row(row, rows.scale_page_stride, rows.scale_row_stride, rows.pages)
     at = (rows.scale_ptr + at)[:, None] + block[None, :]
     stored = gl.load(at, mask=(row >= 0)[:, None], other=0)
     if SCALES == "ue8m0":

@@ -58,7 +58,7 @@ def load_parts(first, merged, column, parts, D_V: gl.constexpr, TILE: gl.constex
     at = merged.first_row[:, None] + part[None, :] * merged.step
     ok = merged.exists[:, None] & (part < merged.ranges)[None, :]
     here = parts.sums + (at * D_V)[:, :, None] + column[None, None, :]
-    sums = gl.load(here, mask=ok[:, :, None], other=0.0)
+    sums = gl.load(here, mask=ok[:, :, None], other=0.0, eviction_policy="evict_first")
     row_max = gl.load(parts.state + at * 2, mask=ok, other=MINUS_INF)
     row_sum = gl.load(parts.state + at * 2 + 1, mask=ok, other=0.0)
     return Slots(sums=sums, row_max=row_max, row_sum=row_sum)

@@ -25,6 +25,7 @@ from triton.experimental.gluon.language.amd.cdna4 import async_copy as lds_copy
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from openmla.kernels.gluon.compat import cp_async, thread_barrier
+from openmla.kernels.gluon.pages import Pages, divided
 from openmla.kernels.gluon.scores import MINUS_INF, opaque_zero
 from openmla.kernels.gluon.select.cut import (
     HIGHEST,
@@ -218,11 +219,10 @@ def shown(position, wanted, target, HOW: gl.constexpr):
 
     target: RowOutput; HOW: Writing.
     """
-    PAGE: gl.constexpr = HOW.page_size
-    if PAGE > 0:
-        entry = position // PAGE
+    if HOW.names_rows:
+        entry, row = divided(position, target.page)
         page = gl.load(target.entries + entry, mask=wanted & (entry < target.pages), other=0)
-        position = gl.where(entry < target.pages, page * PAGE + position % PAGE, -1)
+        position = gl.where(entry < target.pages, page * target.page.size + row, -1)
     elif HOW.adds_start:
         position = position + target.start
     return position
@@ -236,7 +236,7 @@ def finish(k, target, CFG: gl.constexpr, HOW: gl.constexpr):
     """
     if HOW.has_mask:
         clear(target, CFG)
-    if HOW.page_size > 0 or HOW.adds_start or HOW.has_mask:
+    if HOW.names_rows or HOW.adds_start or HOW.has_mask:
         thread_barrier()
         for f in range(0, k, tile_scores(CFG, 1)):
             index = f + line_of(CFG)
@@ -276,6 +276,7 @@ def clear(target, CFG: gl.constexpr):
 
 
 COUNTS = ["rows", "width", "k", "words", "pages", "stride", "out_stride", "table_stride"]
+COUNTS += ["page_size", "page_inverse"]
 VECTORS = [
     "starts_ptr",
     "ends_ptr",
@@ -306,16 +307,20 @@ def select_kernel(  # noqa: PLR0913
     stride,
     out_stride,
     table_stride,
+    page_size,
+    page_inverse,
     CFG: gl.constexpr,
-    PAGE: gl.constexpr,
     ADD: gl.constexpr,
     LONG: gl.constexpr,
 ):
     """The top-k of all rows. CFG: SelectConfig. stride: from row to row, in vectors. ADD: positions
-    become columns. LONG: whether any row can be longer than the list."""
+    become columns. page_size, page_inverse: `Pages`, of a block table. LONG: whether any row can be
+    longer than the list."""
     R: gl.constexpr = CFG.list_vectors
     LIST: gl.constexpr = tile_scores(CFG, R)
-    HOW: gl.constexpr = Writing(page_size=PAGE, adds_start=ADD, has_mask=mask_ptr is not None)
+    HOW: gl.constexpr = Writing(
+        names_rows=table_ptr is not None, adds_start=ADD, has_mask=mask_ptr is not None
+    )
     if LONG:
         lists_ptr += gl.program_id(0) * (2 * LIST)
         lists = Lists(positions_ptr=lists_ptr, scores_ptr=lists_ptr + LIST)
@@ -330,7 +335,7 @@ def select_kernel(  # noqa: PLR0913
         entries = None
         if mask_ptr is not None:
             mask_row = mask_ptr + wide_row * words
-        if PAGE > 0:
+        if table_ptr is not None:
             line = gl.load(sequences_ptr + row)
             entries = table_ptr + line.to(gl.int64) * table_stride
         target = RowOutput(
@@ -340,6 +345,7 @@ def select_kernel(  # noqa: PLR0913
             start=start,
             entries=entries,
             pages=pages,
+            page=Pages(size=page_size, inverse=page_inverse),
         )
         if counts_ptr is not None:
             gl.store(counts_ptr + row, gl.minimum(n, k))

@@ -13,6 +13,7 @@ import torch
 from openmla.indexer.operands import SelectOperands, SelectResults
 from openmla.kernels.call import WORKSPACE, Call, Sources, vector
 from openmla.kernels.gluon.compat import amd_function_attributes
+from openmla.kernels.gluon.pages import inverse_of
 from openmla.kernels.gluon.select.kernel import select_kernel
 from openmla.kernels.gluon.select.plan import GluonSelectConfig
 from openmla.kernels.gluon.select.records import SelectConfig
@@ -44,6 +45,7 @@ def _select(config: GluonSelectConfig, op: SelectOperands, results: SelectResult
     scores, windows = op.scores, op.windows
     table, mask = vector(op.block_table), results.mask
     programs = min(scores.shape[0], config.sm_count * config.blocks_per_sm)
+    page_size = op.page_size if table is not None else 1
     arguments = {
         "scores_ptr": scores,
         "starts_ptr": vector(windows.starts),
@@ -62,6 +64,8 @@ def _select(config: GluonSelectConfig, op: SelectOperands, results: SelectResult
         "stride": scores.stride(0) // 4,
         "out_stride": results.out.stride(0),
         "table_stride": 0 if table is None else table.shape[1],
+        "page_size": page_size,
+        "page_inverse": inverse_of(page_size),
         "CFG": SelectConfig(
             warps=config.warps,
             chunk_vectors=config.chunk_vectors,
@@ -71,7 +75,6 @@ def _select(config: GluonSelectConfig, op: SelectOperands, results: SelectResult
             loads_to_lds=config.loads_to_lds,
             recomputes=not config.loads_to_lds,
         ),
-        "PAGE": op.page_size if table is not None else 0,
         "ADD": op.add_starts,
         "LONG": config.long_rows,
         "num_warps": config.warps,

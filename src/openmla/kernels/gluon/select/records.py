@@ -33,8 +33,8 @@ class Lists(NamedTuple):
 class Writing(NamedTuple):
     """Constants that say how a selection is written (HOW)."""
 
-    page_size: int
-    """Rows of a page; positions become physical rows. 0: they do not."""
+    names_rows: bool
+    """Positions become physical rows."""
     adds_start: bool
     """Positions become columns of the scores."""
     has_mask: bool
@@ -56,3 +56,5 @@ class RowOutput(NamedTuple):
     """A pointer to the sequence's line of the block table; None unless keys are in pages."""
     pages: Any
     """Entries of that line."""
+    page: Any
+    """`Pages`, by which positions are found in it."""

@@ -98,7 +98,7 @@ def copied(tile, rows, keys, chunk, CACHE: gl.constexpr):
     WIDTH: gl.constexpr = tile.shape[1]
     L: gl.constexpr = copy_layout(WIDTH)
     keys = gl.convert_layout(keys, gl.SliceLayout(1, L))
-    start = start_of_row(keys, rows.page_stride, rows.row_stride, CACHE.page_size) * VECTOR
+    start = start_of_row(keys, rows.page_stride, rows.row_stride, rows.pages) * VECTOR
     start = rows.data_ptr + start
     column = gl.arange(0, WIDTH, gl.SliceLayout(0, L)) + chunk * WIDTH
     cp_async(tile, start[:, None] + column[None, :], mask=(keys >= 0)[:, None])
@@ -123,7 +123,7 @@ def words(rows, keys, chunk, WIDTH: gl.constexpr, CACHE: gl.constexpr):
     keys = gl.convert_layout(keys, gl.SliceLayout(1, gl.SliceLayout(2, L)))
     block = gl.arange(0, BLOCKS, gl.SliceLayout(0, gl.SliceLayout(2, L))) * IN
     inside = gl.arange(0, IN, gl.SliceLayout(0, gl.SliceLayout(1, L))) + chunk * (WIDTH // 4)
-    start = start_of_row(keys, rows.page_stride, rows.row_stride, CACHE.page_size) * WORDS
+    start = start_of_row(keys, rows.page_stride, rows.row_stride, rows.pages) * WORDS
     start = rows.data_ptr + start
     word = block[None, :, None] + inside[None, None, :]
     return gl.load(start[:, None, None] + word, mask=(keys >= 0)[:, None, None], other=0)
@@ -140,9 +140,9 @@ def scales(rows, keys, chunk, WIDTH: gl.constexpr, CACHE: gl.constexpr):
     block = gl.arange(0, blocks_of(WIDTH, CACHE.scale_block), gl.SliceLayout(0, L))
     block += chunk * WIDTH // CACHE.scale_block
     if rows.rope_ptr is None:
-        start = start_of_row(keys, rows.scale_page_stride, rows.scale_row_stride, CACHE.page_size)
+        start = start_of_row(keys, rows.scale_page_stride, rows.scale_row_stride, rows.pages)
     else:
-        start = start_of_row(keys, rows.page_stride, rows.row_stride, CACHE.page_size) * FP32S
+        start = start_of_row(keys, rows.page_stride, rows.row_stride, rows.pages) * FP32S
     start = rows.scale_ptr + start
     return gl.load(start[:, None] + block[None, :], mask=(keys >= 0)[:, None], other=0.0)
 

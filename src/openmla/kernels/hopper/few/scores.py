@@ -39,6 +39,7 @@ from openmla.kernels.gluon.dequantize.v4_rows import (
 )
 from openmla.kernels.gluon.dequantize.v4_rows import key_layout as v4_key_layout
 from openmla.kernels.gluon.dequantize.v4_rows import load_scales as load_v4_scales
+from openmla.kernels.gluon.pages import Pages
 from openmla.kernels.gluon.scores import MINUS_INF, signed
 from openmla.kernels.hopper.few.records import Chunks
 from openmla.kernels.hopper.few.rows import (
@@ -208,7 +209,8 @@ def put_scores(S, scores_ptr, maxima_ptr, part):
     gl.store(maxima_ptr + part * HEADS + head, gl.max(S, 1))
 
 
-COUNTS = ["topk", "rows", "steps", "page_rows", "requests", *SECOND_COUNTS]
+COUNTS = ["topk", "rows", "steps", "page_size", "page_inverse", "page_rows", "requests"]
+COUNTS += SECOND_COUNTS
 STRIDES = ["indices_stride", "stride_page", "stride_row", "scale_page", "scale_row"]
 STRIDES += SECOND_STRIDES
 VECTORS = ["indices_ptr", "lengths_ptr", "scale_ptr", "request_ptr", "begin_ptr", *SECOND_VECTORS]
@@ -234,6 +236,8 @@ def scores_kernel(  # noqa: PLR0913
     stride_row,
     scale_page,
     scale_row,
+    page_size,
+    page_inverse,
     page_rows,
     request_ptr,
     begin_ptr,
@@ -257,15 +261,15 @@ def scores_kernel(  # noqa: PLR0913
     SPAN: gl.constexpr,
     DIMS: gl.constexpr,
     SIGN: gl.constexpr,
-    PAGE: gl.constexpr,
     SCALED: gl.constexpr,
     LAYOUTS: gl.constexpr,
     OVERLAP: gl.constexpr,
 ):
     """Keys from SPAN * (`program % N`) on, query `program // N`. SPAN: 32 or 64. HEADS: 64 or 128.
-    DIMS: `RowColumns`. LAYOUTS: `TileLayouts`. PAGE, SCALED: see latent/kernel.py."""
+    DIMS: `RowColumns`. LAYOUTS: `TileLayouts`. page_size, page_inverse, SCALED: see
+    latent/kernel.py."""
     DTYPE: gl.constexpr = q_half_desc.dtype
-    CACHE: gl.constexpr = CacheFormat(page_size=PAGE, scale_block=SCALED)
+    CACHE: gl.constexpr = CacheFormat(scale_block=SCALED)
     GROUPS: gl.constexpr = HEADS // 64  # warp-groups side by side in the rows, else in the keys
     SL: gl.constexpr = gl.NVMMADistributedLayout(
         [3, 0], [4 * GROUPS, 2 // GROUPS], [16, SPAN // 2 * GROUPS, 16]
@@ -345,6 +349,7 @@ def scores_kernel(  # noqa: PLR0913
             scale_page_stride=scale_page,
             scale_row_stride=scale_row,
             rope_ptr=rope_ptr,
+            pages=Pages(size=page_size, inverse=page_inverse),
             page_rows=page_rows,
             second=second_data,
         )

@@ -116,7 +116,8 @@ def write_sums(O, parts, place, FIRST: gl.constexpr):
     row = gl.arange(0, 64, gl.SliceLayout(1, OL)) + (opaque_zero() - 2 - place.begin)
     column = gl.arange(0, O.shape[1], gl.SliceLayout(0, OL)) + FIRST
     start = parts.sums + row.to(gl.int64) * (2 * O.shape[1])
-    gl.store(start[:, None] + column[None, :], O, mask=(row < place.end)[:, None])
+    here = (row < place.end)[:, None]
+    gl.store(start[:, None] + column[None, :], O, mask=here, eviction_policy="evict_last")
 
 
 @gluon.jit
@@ -154,7 +155,7 @@ def divisors(row_max, row_sum, place, heads, sink_ptr, MASK: gl.constexpr, SPLIT
     """(1 / denominator, or 0 where no key was seen; lse) of a tile's rows."""
     RL: gl.constexpr = row_max.type.layout
     _token, head, _ok = rows_of(place, heads, MASK, RL)
-    head = gl.minimum(head, heads - 1)
+    head = gl.where(head < heads, head, 0)
     if SPLIT:
         head = gl.maximum(head, 0)  # a range has no head here, and its divisors are not used
     inverse, lse, empty = normalize(row_max, row_sum, sink_ptr, head)

@@ -73,6 +73,7 @@ from openmla.kernels.gluon.barriers import (
 )
 from openmla.kernels.gluon.compat import thread_barrier
 from openmla.kernels.gluon.dequantize.records import CacheFormat, CacheRows
+from openmla.kernels.gluon.pages import Pages
 from openmla.kernels.gluon.ranges.records import Output, Parts
 from openmla.kernels.gluon.scores import MINUS_INF, opaque_zero, signed
 from openmla.kernels.hopper.accumulator import rescale_rows
@@ -545,10 +546,7 @@ def load(  # noqa: PLR0913
     elif CACHE.scale_block > 0:
         fp8_producer(info, source, rows, counts, q_descs, smem, bars, ST, DIMS, CACHE, LANES, CHUNK)
     else:
-        PAGE: gl.constexpr = CACHE.page_size
-        producer(
-            info, source, rows, counts, q_descs, k_descs, smem, bars, ST, DIMS, PAGE, LANES, CHUNK
-        )
+        producer(info, source, rows, counts, q_descs, k_descs, smem, bars, ST, DIMS, LANES, CHUNK)
 
 
 COUNTS = [
@@ -564,6 +562,9 @@ COUNTS = [
     "part_rows",
     "range_bits",
     "factor",
+    "page_size",
+    "page_inverse",
+    "mean_tiles",
     "page_rows",
     "requests",
     *SECOND_COUNTS,
@@ -643,6 +644,9 @@ def latent_kernel(  # noqa: PLR0913
     lse_stride_h,
     logits_stride_t,
     logits_stride_h,
+    page_size,
+    page_inverse,
+    mean_tiles,
     page_rows,
     request_ptr,
     begin_ptr,
@@ -664,8 +668,6 @@ def latent_kernel(  # noqa: PLR0913
     second_scale_row,
     ST: gl.constexpr,
     DIMS: gl.constexpr,
-    PAGE: gl.constexpr,
-    PAGE_SIZE: gl.constexpr,
     CHUNK: gl.constexpr,
     MASK: gl.constexpr,
     SIGN: gl.constexpr,
@@ -688,8 +690,11 @@ def latent_kernel(  # noqa: PLR0913
     tokens see spans of requests; None: they have lists. second_data_ptr: a second source of rows,
     whose arguments are called as the first one's; None: there is none.
 
-    DIMS: `RowColumns`. PAGE: rows of a page, 0 where pages lie end to end. PAGE_SIZE: rows of a
-    page, in which entries of the block table count, unless page_rows says it. CHUNK: requests whose
+    stride_page, scale_page: None where pages lie end to end. page_size, page_inverse: `Pages`, in
+    which entries of the block table count, and rows of pages that have gaps. mean_tiles: see
+    `Sequences`.
+
+    DIMS: `RowColumns`. CHUNK: requests whose
     work items are numbered together (see source.py). MASK: LISTED, FULL or CAUSAL. OVERLAY: whether
     P aliases rope. SCALED: columns that share a scale, 0 for plain rows (see dequantize/rows.py).
     REGISTERS: `Registers`. LAYOUTS: `TileLayouts`.
@@ -716,7 +721,7 @@ def latent_kernel(  # noqa: PLR0913
         is_copied=SCALED == 0,
         is_split=SPLIT,
     )
-    CACHE: gl.constexpr = CacheFormat(page_size=PAGE, scale_block=SCALED)
+    CACHE: gl.constexpr = CacheFormat(scale_block=SCALED)
     PLAIN: gl.constexpr = Plain(
         first=scale_ptr is None,
         second=scale_ptr is None if second_topk is None else second_scale_ptr is None,
@@ -758,6 +763,7 @@ def latent_kernel(  # noqa: PLR0913
         sink=sink_ptr,
         parts=Parts(sums=part_sums_ptr, state=part_state_ptr),
     )
+    pages = Pages(size=page_size, inverse=page_inverse)
     sequences = None
     if MASK != LISTED:
         sequences = Sequences(
@@ -765,7 +771,8 @@ def latent_kernel(  # noqa: PLR0913
             batch=batch,
             total_q=total_q,
             heads=heads,
-            page_size=PAGE_SIZE if page_rows is None else page_rows,
+            pages=pages,
+            mean_tiles=mean_tiles,
             mask=MASK,
             rest_q=rest_q,
         )
@@ -822,6 +829,7 @@ def latent_kernel(  # noqa: PLR0913
         scale_page_stride=scale_page,
         scale_row_stride=scale_row,
         rope_ptr=rope_ptr,
+        pages=pages,
         page_rows=page_rows,
         second=second_data,
     )

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from openmla.formats import V4
+from openmla.arithmetic import ceildiv
 from openmla.kernels.call import (
     COUNTER,
     WORKSPACE,
@@ -257,9 +257,9 @@ def lists(config: HopperLatentConfig, op: SparseOperands | AttendOperands) -> di
         "cu_ptr": None,
         **list_counts(config, op.q.shape[0]),
         "head_blocks": config.row_blocks,
+        "mean_tiles": 1,
         "batch": 0,
         "rest_q": 0,
-        "PAGE_SIZE": 0,
         "MASK": LISTED.value,
     }
 
@@ -282,15 +282,21 @@ def sequences(op: LatentOperands) -> dict[str, Any]:
         "rows": min(op.cache.rows, MOST_ROWS),
         "tiles": 0,
         "head_blocks": 1,
+        "mean_tiles": mean_tiles(op.q, op.cu_seqlens_q.shape[0] - 1),
         "indices_stride": table.stride(0),
-        "PAGE_SIZE": 0 if op.cache.format == V4.name else op.cache.page_size,  # see page_rows
         "MASK": CAUSAL.value if op.causal else FULL.value,
     }
 
 
+def mean_tiles(q: Tensor, requests: int) -> int:
+    """Tiles of a request with the mean number of tokens."""
+    tokens = ceildiv(q.shape[0], max(requests, 1))
+    return max(1, ceildiv(tokens * q.shape[1], WGMMA_ROWS))
+
+
 @lru_cache(maxsize=4096)
 def constexprs(config: HopperLatentConfig) -> dict[str, Any]:
-    """What is compiled in, besides the page size and the sign of the scale."""
+    """What is compiled in, besides the sign of the scale."""
     half = config.latent // 2
     return {
         "ST": config.num_kv_stages,

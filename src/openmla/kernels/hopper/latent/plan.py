@@ -31,11 +31,9 @@ from openmla.kernels.hopper.chip import (
 from openmla.kernels.hopper.few.plan import FewQueries, few_queries
 from openmla.planning.dequantize import PLAIN, CacheRead, Workspace, workspace_of
 from openmla.planning.latent_split import (
-    MOST_ROWS,
     FixedSplit,
     LatentSplit,
     RangeSpace,
-    most_ranges,
     range_space,
 )
 from openmla.planning.memory import Wanted
@@ -256,20 +254,12 @@ class HopperLatentConfig(HopperBlock):
         return few_queries(*sizes, self.sm_count, fp8=problem.kv_dtype in ROW_CACHES)
 
     def _rows_launch(self, problem: Problem, dequantizes: bool) -> RowsLaunch:
-        draws = self.draws and not dequantizes and self._most_work_items(problem) > self.sm_count
+        draws = self.draws and not dequantizes
+        if problem.form == "sparse":  # if every program has one list, there is nothing to draw
+            draws = draws and problem.total_q * self.row_blocks > self.sm_count
         whole_blocks = problem.form == "latent" and problem.page_size % B_TOPK == 0
         boxes = whole_blocks and not dequantizes
         return RowsLaunch(dequantizes, draws, boxes, requests_together(problem))
-
-    def _most_work_items(self, problem: Problem) -> int:
-        """By what is known without lengths: if every program has one, there is nothing to draw."""
-        if problem.form == "sparse":
-            return problem.total_q * self.row_blocks
-        tiles = problem.total_q * problem.heads // WGMMA_M + problem.batch + 1
-        rule, most = self.split, min(problem.most_keys, MOST_ROWS)
-        if isinstance(rule, FixedSplit):
-            return tiles * rule.ranges(most)
-        return tiles * most_ranges(problem.heads, most)
 
     # Threads and registers.
 

@@ -94,8 +94,10 @@ class Sequences(NamedTuple):
     batch: Any
     total_q: Any
     heads: Any
-    page_size: Any
-    """Rows of a page, in which entries of the block table count."""
+    pages: Any
+    """`Pages`, in which entries of the block table count."""
+    mean_tiles: Any
+    """Tiles of a request that has as many tokens as there are on average; any number from 1 on."""
     mask: Any
     """FULL or CAUSAL."""
     rest_q: Any
@@ -185,6 +187,16 @@ class RangeTile(NamedTuple):
     keys: Any
     slot: Any
     """First row of the tile in the workspace; -1 if the range is all keys of the sequence."""
+
+
+class Beginning(NamedTuple):
+    """What a program begins with: no other request has to be looked at."""
+
+    request: Any
+    turn: Any
+    """How often every request had a turn before."""
+    number: Any
+    """Of the work item, among those of the request."""
 
 
 class Found(NamedTuple):
@@ -403,8 +415,9 @@ class Ended(NamedTuple):
 class BoxEntry(NamedTuple):
     """A block of keys that lies in one page."""
 
+    page: Any
     row: Any
-    """Physical row of its first key."""
+    """Row of the page of its first key."""
     keys: Any
     """Its keys, at most 64."""
 

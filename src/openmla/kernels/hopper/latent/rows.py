@@ -71,10 +71,10 @@ def load_queries(descs, tiles, barrier, start, DIMS: gl.constexpr):
 
 
 @gluon.jit
-def start_of(rows, page, place, PAGE: gl.constexpr):
+def start_of(rows, page, place):
     """Pointers to rows of `CacheRows`."""
     start = place.to(gl.int64) * (rows.row_stride.to(gl.int64) * VECTOR)
-    if PAGE > 0:
+    if rows.page_stride is not None:
         start += page.to(gl.int64) * (rows.page_stride.to(gl.int64) * VECTOR)
     return rows.data_ptr + start
 
@@ -102,20 +102,20 @@ def look_up(k_descs, source, item, place, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def find(k_descs, source, entry, rows, PAGE: gl.constexpr, LAYOUT: gl.constexpr):
+def find(k_descs, source, entry, rows, LAYOUT: gl.constexpr):
     """Where the keys of a block lie, from what `look_up` returned: a `FoundBox` where pages have
     descriptors, else `FoundRows`."""
     if k_descs.latent is not None:
         here = gl.arange(0, KEYS, LAYOUT)
-        index = gl.where(here < entry.keys, entry.row + here, -1)
-        page, place, ok = locate(source, index, PAGE)
-        size = source.sequences.page_size
-        box = BoxStart(outer=entry.row // size, row=entry.row % size)
-        start = start_of(rows, page, place, PAGE)
+        first = entry.page * source.sequences.pages.size + entry.row
+        index = gl.where(here < entry.keys, first + here, -1)
+        page, place, ok = locate(source, index, rows)
+        box = BoxStart(outer=entry.page, row=entry.row)
+        start = start_of(rows, page, place)
         return FoundBox(start=start, is_there=ok, box=box, is_whole=entry.keys >= KEYS)
     else:
-        page, place, ok = locate(source, entry, PAGE)
-        return FoundRows(start=start_of(rows, page, place, PAGE), is_there=ok)
+        page, place, ok = locate(source, entry, rows)
+        return FoundRows(start=start_of(rows, page, place), is_there=ok)
 
 
 @gluon.jit
@@ -169,25 +169,39 @@ def put_validity(validity, ok, barrier, LANES: gl.constexpr):
 def first_work_item(turn, info, source, counts, bars, CHUNK: gl.constexpr):
     """(where the first work item of this program was found, the `WorkItem`, its steps), after it is
     published."""
-    found = find_work(first_work(source), source, False, CHUNK)
-    item, steps = work_item(found, source, counts)
+    found = first_work(source)
+    if source.sequences is not None and source.counter is None:
+        found = find_work(found, source, True, CHUNK)
+        item, steps = work_item(found, source, counts)
+    else:
+        item, steps = work_item(found, source, counts, True)
+        if source.sequences is not None:  # noqa: SIM102 - decided when compiled
+            if steps == 0:
+                found = find_work(found, source, True, CHUNK)
+                item, steps = work_item(found, source, counts)
     publish_work_item(info, bars, turn, item.tile, steps, source)
     return found, item, steps
 
 
 @gluon.jit
 def step_ahead(
-    turn, found, item, next_steps, j, steps, info, source, counts, bars, CHUNK: gl.constexpr
+    turn, it, found, item, next_steps, j, steps, info, source, counts, bars, CHUNK: gl.constexpr
 ):
     """(turn, where the work item was found, `WorkItem`, steps of the next work item, place) of the
     step that follows step j of `steps`.
 
     The next work item is found before the last step but one, and published before the last: the
     warp-groups are busy then, and there is half a step until the tiles of a step are empty. Both at
-    once would take longer. Its steps are `next_steps` from there on.
+    once would take longer. Its steps are `next_steps` from there on. Of sequences the code that
+    finds it runs once before, in vain, while the rows of the first step (`it` 0) are on their way:
+    that fetches it.
     """
-    if j == gl.maximum(steps - 2, 0):
-        found = find_work(found, source, True, CHUNK)
+    is_next = j == gl.maximum(steps - 2, 0)
+    if source.sequences is None:
+        if is_next:
+            found = find_work(found, source, True, CHUNK)
+    elif is_next | (it == 1):
+        found = find_work(found, source, is_next, CHUNK)
     place = item.skipped + (j + 1) * STEP
     if j == steps - 1:
         turn += 1
@@ -198,7 +212,7 @@ def step_ahead(
 
 
 @gluon.jit
-def gather(  # noqa: PLR0913
+def gather(
     at,
     item,
     place_ahead,
@@ -210,7 +224,6 @@ def gather(  # noqa: PLR0913
     it,
     ST: gl.constexpr,
     DIMS: gl.constexpr,
-    PAGE: gl.constexpr,
     LANES: gl.constexpr,
 ):
     """Load the two blocks of a step, whose `StepEntries` are `at`. Returns the `StepEntries` of the
@@ -222,7 +235,7 @@ def gather(  # noqa: PLR0913
     k_ready, k_empty = bars.k_ready, bars.k_empty
     b = it % ST * 2
     phase = ((it // ST) & 1) ^ 1
-    found = find(k_descs, source, at.block0, rows, PAGE, RL)
+    found = find(k_descs, source, at.block0, rows, RL)
     block0 = look_up(k_descs, source, item, place_ahead, RL)
     rope0 = rope.index(b) if DIMS.rope > 0 else None
     rope1 = rope.index(b + 1) if DIMS.rope > 0 else None
@@ -233,7 +246,7 @@ def gather(  # noqa: PLR0913
     load_tiles(k_descs, left.index(b), None, found, k_ready.index(2 * b), 0, BL)
     mbarrier.wait(k_empty.index(2 * b + 1), phase)
     load_tiles(k_descs, right.index(b), rope0, found, k_ready.index(2 * b + 1), HALF, BL)
-    found = find(k_descs, source, at.block1, rows, PAGE, RL)
+    found = find(k_descs, source, at.block1, rows, RL)
     block1 = look_up(k_descs, source, item, place_ahead + KEYS, RL)
     b += 1
     mbarrier.wait(k_empty.index(2 * b), phase)
@@ -247,7 +260,7 @@ def gather(  # noqa: PLR0913
 
 
 @gluon.jit
-def producer(  # noqa: PLR0913
+def producer(
     info,
     source,
     rows,
@@ -258,7 +271,6 @@ def producer(  # noqa: PLR0913
     bars,
     ST: gl.constexpr,
     DIMS: gl.constexpr,
-    PAGE: gl.constexpr,
     LANES: gl.constexpr,
     CHUNK: gl.constexpr,
 ):
@@ -280,7 +292,7 @@ def producer(  # noqa: PLR0913
         next_steps = steps * 0
         for j in range(0, steps):
             turn, found, item, next_steps, place = step_ahead(
-                turn, found, item, next_steps, j, steps, info, source, counts, bars, CHUNK
+                turn, it, found, item, next_steps, j, steps, info, source, counts, bars, CHUNK
             )
             at = gather(
                 at,
@@ -294,7 +306,6 @@ def producer(  # noqa: PLR0913
                 it,
                 ST,
                 DIMS,
-                PAGE,
                 LANES,
             )
             it += 1

@@ -48,7 +48,7 @@ from openmla.kernels.hopper.latent.rows import (
     validity_of,
 )
 from openmla.kernels.hopper.latent.signals import publish_work_item
-from openmla.kernels.hopper.latent.source import KEYS, STEP, entries, find_work, locate, work_item
+from openmla.kernels.hopper.latent.source import KEYS, STEP, entries, find_work, work_item
 
 THREADS = gl.constexpr(128)
 MOST_AHEAD = gl.constexpr(4)  # groups of columns whose scales are loaded a block ahead
@@ -102,7 +102,7 @@ def copy_bytes(rows, keys, tile, CACHE: gl.constexpr, LANES: gl.constexpr):
     stage = stage_of(tile)
     L: gl.constexpr = gl.BlockedLayout([1, 4], [32 // LANES, LANES], [4, 1], [1, 0])
     keys = gl.convert_layout(keys, gl.SliceLayout(1, L))
-    start = start_of_row(keys, rows.page_stride, rows.row_stride, CACHE.page_size) * WORDS
+    start = start_of_row(keys, rows.page_stride, rows.row_stride, rows.pages) * WORDS
     start = rows.data_ptr + start
     word = gl.arange(0, stage.shape[1], gl.SliceLayout(0, L))
     cp_async(stage, start[:, None] + word[None, :], mask=(keys >= 0)[:, None])
@@ -162,12 +162,9 @@ def dequantize_rope(rows, keys, tile, DIMS: gl.constexpr, CACHE: gl.constexpr, L
 
 
 @gluon.jit
-def physical(source, entry, PAGE: gl.constexpr):
+def physical(source, entry):
     """Physical rows of 64 keys, -1 where there is none."""
-    page, place, ok = locate(source, entry, PAGE)
-    if PAGE > 0:
-        place += page * PAGE
-    return gl.where(ok, place, -1)
+    return gl.where((entry >= 0) & (entry < source.pool_rows), entry, -1)
 
 
 @gluon.jit
@@ -197,7 +194,6 @@ def fp8_producer(
 ):
     """Load and dequantize every work item of this program, as rows.producer loads plain rows.
     CACHE: the `CacheFormat` of `CacheRows`. REQUESTS: how many are numbered together."""
-    PAGE: gl.constexpr = CACHE.page_size
     KL: gl.constexpr = key_layout(CHUNK, CACHE.scale_block, LANES)
     ROPE: gl.constexpr = DIMS.rope > 0 and rows.rope_ptr is not None
     E4M3: gl.constexpr = DIMS.rope > 0 and rows.rope_ptr is None
@@ -205,7 +201,7 @@ def fp8_producer(
     turn = gl.program_id(0) * 0
     it = turn  # steps so far, over all work items
     found, item, steps = first_work_item(turn, info, source, counts, bars, REQUESTS)
-    keys0 = physical(source, entries(source, item.first_entry, item.stop, item.skipped, KL), PAGE)
+    keys0 = physical(source, entries(source, item.first_entry, item.stop, item.skipped, KL))
     entry = entries(source, item.first_entry, item.stop, item.skipped + KEYS, KL)
     scales0 = scales_ahead(rows, keys0, DIMS, CACHE, LANES)
     copy_bytes(rows, keys0, smem.k.left.index(0), CACHE, LANES)
@@ -223,7 +219,7 @@ def fp8_producer(
             ahead = gl.where(last, next_item.skipped, item.skipped + (j + 1) * STEP)
             ahead_first = gl.where(last, next_item.first_entry, item.first_entry)
             ahead_stop = gl.where(last, next_item.stop, item.stop)
-            keys1 = physical(source, entry, PAGE)
+            keys1 = physical(source, entry)
             entry = entries(source, ahead_first, ahead_stop, ahead, KL)
             mbarrier.wait(k_empty.index(2 * b + 1), phase)
             if ROPE:
@@ -246,7 +242,7 @@ def fp8_producer(
             async_copy.commit_group()
             dequantize_half(rows, keys0, tiles0, scales0, 0, CACHE, LANES)
             mbarrier.arrive(k_ready.index(2 * b), count=THREADS)
-            keys0 = physical(source, entry, PAGE)
+            keys0 = physical(source, entry)
             mbarrier.wait(k_empty.index(2 * b + 3), phase)
             async_copy.wait_group(0)
             b += 1

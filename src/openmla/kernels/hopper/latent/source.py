@@ -4,7 +4,7 @@ A `Source` answers four questions, in the producer's layout:
 
 | function | gives |
 |---|---|
-| `find_work` | what a program works on next |
+| `first_work`, `find_work` | what a program begins with, and what it works on next |
 | `work_item` | its rows, its queries, its steps of 128 keys |
 | `entries` | for 64 places of a work item, the physical rows; -1: none (loaded a step ahead) |
 | `locate` | from entries: (page, row of the page, whether there is a key) |
@@ -35,18 +35,27 @@ H200, 128 requests of 1 to 8192 keys at random, 128 heads: 1.35 times as fast as
 requests. Lengths are only known on the device: to find work item x, a program counts the work items
 of a chunk of requests by rank and bisects. It remembers which chunk it was at (`Found`).
 
+That takes hundreds of instructions, and those that have not run yet are fetched slowly: 3 to 6
+microseconds. So a program begins with a work item for which it looks at one request alone: requests
+take turns, `mean_tiles` programs each (`Beginning`), and what they begin with is not numbered.
+Programs for which their request has no work item left look for a number at once. All others do so
+when the rows of their first step are on their way, for nothing but the code (rows.step_ahead).
+Where programs take turns, and draw no numbers, program x begins with number x.
+
 Ranges, and where their rows lie in the workspace: kernels/gluon/ranges/rule.py.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from openmla.kernels.gluon.pages import divided
 from openmla.kernels.gluon.ranges.records import Requests
 from openmla.kernels.gluon.ranges.rule import ranges_of, request_of
 from openmla.kernels.gluon.scores import opaque_zero
 from openmla.kernels.hopper.latent.records import (
     CAUSAL,
     LISTED,
+    Beginning,
     BoxEntry,
     BoxStart,
     Found,
@@ -96,21 +105,53 @@ def lanes(CHUNK: gl.constexpr):
 
 
 @gluon.jit
+def tiles_of(rows):
+    """Tiles of requests with so many rows."""
+    return (rows + (ROWS - 1)) // ROWS
+
+
+@gluon.jit
+def beginning_of(x, source):
+    """The `Beginning` of program x. Requests take turns, `mean_tiles` programs each."""
+    each = source.sequences.mean_tiles
+    batch = gl.maximum(source.sequences.batch, 1)
+    slot = x // each
+    turn = slot // batch
+    return Beginning(request=slot - turn * batch, turn=turn, number=x - slot * each + turn * each)
+
+
+@gluon.jit
+def begun_with(number, tiles, parts, source):
+    """How many work items of request `number` programs begin with: the first ones, of its full
+    ranges or of its only one. None where programs take turns."""
+    if source.counter is not None:
+        each = source.sequences.mean_tiles
+        missing = beginning_of(gl.num_programs(0), source)  # the program after the last
+        most = (missing.turn + gl.where(number < missing.request, 1, 0)) * each
+        most = gl.where(number == missing.request, missing.number, most)
+        most = gl.where(number < source.sequences.batch, most, 0)
+        return gl.minimum(most, tiles * gl.maximum(parts - 1, 1))
+    else:
+        return tiles * 0
+
+
+@gluon.jit
 def work_of(first, source, CHUNK: gl.constexpr):
     """`Work` of the chunk of requests that begins with number `first`."""
     numbers = first + lanes(CHUNK)
     _start, tokens, keys = request_of(numbers, requests_of(source))
     rows = tokens * source.sequences.heads
-    tiles = (rows + (ROWS - 1)) // ROWS
+    tiles = tiles_of(rows)
     parts, bits = ranges_of(rows, keys, source.range_bits, source.part_rows is not None)
     full = 1 << (bits - STEP_BITS)
     last = steps_of(keys - gl.where(parts > 1, (parts - 1) << bits, 0))
     longest = gl.max(gl.where(tiles > 0, gl.where(parts > 1, full, last), 1), 0)
     unit = (RANKS - 1) / longest.to(gl.float32)
+    begun = begun_with(numbers, tiles, parts, source)
     return Work(
-        full=tiles * (parts - 1),
+        full=gl.maximum(tiles * (parts - 1) - begun, 0),
         full_rank=rank_of(full, unit),
-        last=tiles,
+        last=gl.where(parts > 1, tiles, tiles - begun),
         last_rank=rank_of(last, unit),
     )
 
@@ -163,11 +204,11 @@ def find_ranked(x, work, CHUNK: gl.constexpr):
 
 
 @gluon.jit
-def fetch_number(x, counter):
-    """The number of a program's next work item: fetched from the atomic counter, or without one
-    the number that follows x when all programs take turns."""
+def fetch_number(x, begin, counter):
+    """The number of a program's next work item: fetched from the atomic counter, from `begin` on,
+    or without one the number that follows x when all programs take turns."""
     if counter is not None:
-        return gl.atomic_add(counter, 1, sem="relaxed") + gl.num_programs(0)
+        return gl.atomic_add(counter, 1, sem="relaxed") + begin
     else:
         return x + gl.num_programs(0)
 
@@ -176,8 +217,9 @@ def fetch_number(x, counter):
 def reset_counter(x, total, counter):
     """Set the atomic counter back to 0 if x is the last number that is fetched from it.
 
-    Each of `total` work items is followed by one fetch, the last of each program past the end; the
-    numbers with which programs begin are not fetched.
+    Of lists each of `total` work items is followed by one fetch, the last of each program past the
+    end; the numbers with which programs begin are not fetched, and are the first. Of sequences
+    `total` work items are fetched, and each program fetches once more.
     """
     if counter is not None:  # noqa: SIM102 - decided when compiled
         if x - gl.num_programs(0) == total - 1:
@@ -185,11 +227,11 @@ def reset_counter(x, total, counter):
 
 
 @gluon.jit
-def find_paged(found, source, NEXT: gl.constexpr, CHUNK: gl.constexpr):
+def find_paged(found, source, NEXT, CHUNK: gl.constexpr):
     """What source.find_work returns, for sequences: a `Found`."""
     x, chunk, before = found.number, found.chunk, found.before
     if NEXT:
-        x = fetch_number(x, source.counter)
+        x = fetch_number(x, 0, source.counter)
     work = no_work(CHUNK)
     size = x * 0
     beyond = x >= 0
@@ -212,22 +254,31 @@ def find_paged(found, source, NEXT: gl.constexpr, CHUNK: gl.constexpr):
 
 
 @gluon.jit
-def paged_work_item(found, source):
+def paged_work_item(found, source, FIRST: gl.constexpr):
     """What source.work_item returns, for sequences; the tile is a `RangeTile`."""
     heads = source.sequences.heads
     SPLIT: gl.constexpr = source.part_rows is not None
-    number = found.within
     sequence = gl.maximum(found.sequence, 0)
     start, q_len, keys = request_of(sequence, requests_of(source))
     rows = q_len * heads
-    tiles = gl.maximum((rows + (ROWS - 1)) // ROWS, 1)
+    tiles = tiles_of(rows)
     parts, bits = ranges_of(rows, keys, source.range_bits, SPLIT)
+    begun = begun_with(sequence, tiles, parts, source)
+    number = found.within
+    full = begun
+    exists = found.sequence >= 0
+    if FIRST:
+        exists &= number < begun
+    else:
+        number += begun
+        full += found.full
+    tiles = gl.maximum(tiles, 1)
     row = (tiles - 1 - number % tiles) * ROWS
     skipped = number * 0
     slot = number * 0 - 1
     stop = keys
     if SPLIT:
-        is_full = number < found.full
+        is_full = (number < full) & (parts > 1)
         part = gl.where(is_full, number // tiles, parts - 1)
         skipped = gl.where(parts > 1, part << bits, 0)
         stop = gl.where(is_full, skipped + (1 << bits), keys)
@@ -245,7 +296,7 @@ def paged_work_item(found, source):
         whole = stop
         count = stop
     steps = gl.maximum((count - skipped + (STEP - 1)) // STEP, 1)
-    steps = gl.where(found.sequence >= 0, steps, 0)
+    steps = gl.where(exists, steps, 0)
     tile = RangeTile(
         first_token=start,
         first_row=row,
@@ -271,9 +322,10 @@ def page_entries(source, first, at, stop):
 
     first: where the sequence's line of the block table begins.
     """
-    size = source.sequences.page_size
-    page = gl.load(source.table + first + at // size, mask=at < stop, other=0)
-    return gl.where(at < stop, page * size + at % size, -1)
+    pages = source.sequences.pages
+    entry, row = divided(at, pages)
+    page = gl.load(source.table + first + entry, mask=at < stop, other=0)
+    return gl.where(at < stop, page * pages.size + row, -1)
 
 
 @gluon.jit
@@ -289,44 +341,51 @@ def span_entries(source, first, at, stop):
 @gluon.jit
 def box_entry(source, first, at, stop):
     """The `BoxEntry` of the block of keys that begins with number `at`; see `page_entries`."""
-    size = source.sequences.page_size
-    page = gl.load(source.table + first + at // size, mask=stop > at, other=0)
-    return BoxEntry(row=page * size + at % size, keys=gl.minimum(stop - at, KEYS))
+    entry, row = divided(at, source.sequences.pages)
+    page = gl.load(source.table + first + entry, mask=stop > at, other=0)
+    return BoxEntry(page=page, row=row, keys=gl.minimum(stop - at, KEYS))
 
 
 @gluon.jit
 def first_work(source):
-    """What `find_work` needs to find the first work item of a program."""
+    """What a program begins with: for sequences a `Found`, for lists the number of a work item."""
     x = gl.program_id(0)
     if source.sequences is not None:
+        begin = beginning_of(x, source)
         zero = x * 0
-        return Found(number=x, chunk=zero, before=zero, sequence=zero, within=zero, full=zero)
+        return Found(
+            number=x - gl.num_programs(0),  # the one before number x
+            chunk=zero,
+            before=zero,
+            sequence=begin.request,
+            within=begin.number,
+            full=zero,
+        )
     else:
         return x
 
 
 @gluon.jit
-def find_work(found, source, NEXT: gl.constexpr, CHUNK: gl.constexpr):
-    """Find the work item after the one that was `found`, or (not NEXT) the first. Returns a `Found`
-    for sequences, for lists the number of the work item. CHUNK: requests whose work items are
-    numbered together; 0 for lists."""
+def find_work(found, source, NEXT, CHUNK: gl.constexpr):
+    """Find the work item after the one that was `found`. Returns a `Found` for sequences, for lists
+    the number of the work item. NEXT: False takes no number, so that nothing but the code is
+    fetched (of sequences). CHUNK: requests whose work items are numbered together; 0 for lists."""
     if source.sequences is not None:
         return find_paged(found, source, NEXT, CHUNK)
-    elif NEXT:
-        return fetch_number(found, source.counter)
     else:
-        return found
+        return fetch_number(found, gl.num_programs(0), source.counter)
 
 
 @gluon.jit
-def work_item(found, source, counts):
-    """(`WorkItem`, steps) of the work item that `find_work` found.
+def work_item(found, source, counts, FIRST: gl.constexpr = False):
+    """(`WorkItem`, steps) of the work item that `find_work` found, or (FIRST) with which a program
+    begins.
 
     Every work item has at least one step; 0 steps: there is none. counts: the `TileCounts` of
     lists.
     """
     if source.sequences is not None:
-        return paged_work_item(found, source)
+        return paged_work_item(found, source, FIRST)
     else:
         # The halves of a token are neighbors, so that they find each other's rows in L2.
         token = gl.minimum(found, counts.tiles - 1) // counts.head_blocks
@@ -446,17 +505,14 @@ def entries(source, first, stop, start, LAYOUT: gl.constexpr, NUMBER: gl.constex
 
 
 @gluon.jit
-def locate(source, index, PAGE: gl.constexpr):
-    """(page, row of the page, whether there is a key) of physical rows.
-
-    PAGE: rows of a page; 0 where pages lie end to end, and the physical row is enough.
-    """
+def locate(source, index, rows):
+    """(page, row of the page, whether there is a key) of physical rows of `CacheRows`. Where pages
+    lie end to end, the row is the physical one, and the page is of no matter."""
     ok = (index >= 0) & (index < source.pool_rows)
     row = gl.where(ok, index, 0)
     page = row
-    if PAGE > 0:
-        page = row // PAGE
-        row = row % PAGE
+    if rows.page_stride is not None:
+        page, row = divided(row, rows.pages)
     return page, row, ok
 
 

@@ -36,7 +36,7 @@ PROBLEMS = {
 
 
 # Bytes of the plan's room for the arguments of partitions that a call leaves, with either Triton.
-UNUSED = dict(zip(PROBLEMS.values(), (112, 80, 64, 160, 80, 32), strict=True))
+UNUSED = dict(zip(PROBLEMS.values(), (112, 80, 64, 160, 80, 16), strict=True))
 
 
 # Bytes that Triton 3.8's code stores of the registers of the products' partitions; the code of the
@@ -46,12 +46,12 @@ SPILLED_BY = {"3.8": 16}
 
 def predicted(plan: Plan, call: Call) -> Predicted:
     """What partitions are given when they begin has its place in shared memory; how much depends on
-    the arguments, so the plan has room for the most. Over pages, the producer stores a register or
-    two at the ends of work items."""
+    the arguments, so the plan has room for the most. Over pages, the producer stores nine registers
+    or fewer at the ends of work items."""
     return Predicted(
         shared=plan.config.smem_used - UNUSED[plan.problem],
         registers=plan.config.registers.at_launch,
-        spills=SPILLED_BY.get(plan.triton, 8 if plan.problem.form == "latent" else 0),
+        spills=40 if plan.problem.form == "latent" else SPILLED_BY.get(plan.triton, 0),
     )
 
 

@@ -32,6 +32,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from openmla.kernels.gluon.barriers import barrier_pair, barriers
 from openmla.kernels.gluon.dequantize.records import CacheRows
+from openmla.kernels.gluon.pages import Pages
 from openmla.kernels.gluon.ranges.records import Output
 from openmla.kernels.gluon.scores import LN_2, MINUS_INF, opaque_zero, signed
 from openmla.kernels.hopper.accumulator import quad_sums
@@ -233,6 +234,7 @@ def column_tiles(
 
 
 COUNTS = ["topk", "rows", "tiles", "head_blocks", "heads", "batch", "total_q", "rest_q", "factor"]
+COUNTS += ["page_size", "page_inverse", "mean_tiles"]
 STRIDES = [
     "indices_stride",
     "stride_page",
@@ -289,6 +291,9 @@ def latent_fp8_kernel(  # noqa: PLR0913
     stride_row,
     scale_page,
     scale_row,
+    page_size,
+    page_inverse,
+    mean_tiles,
     out_stride_t,
     out_stride_h,
     lse_stride_t,
@@ -297,8 +302,6 @@ def latent_fp8_kernel(  # noqa: PLR0913
     logits_stride_h,
     ST: gl.constexpr,
     DIMS: gl.constexpr,
-    PAGE: gl.constexpr,
-    PAGE_SIZE: gl.constexpr,
     CHUNK: gl.constexpr,
     MASK: gl.constexpr,
     SIGN: gl.constexpr,
@@ -308,9 +311,9 @@ def latent_fp8_kernel(  # noqa: PLR0913
 ):
     """Work items of lists or of sequences, as latent_kernel has them, until none is left.
 
-    PAGE, PAGE_SIZE, CHUNK, MASK: see latent_kernel. SCALED_VALUES: whether the scales of rows are
-    those of their values too, not of scores alone. DIMS: `RowColumns`. LAYOUTS: `TileLayouts`.
-    REGISTERS: `Registers`.
+    page_size, page_inverse, mean_tiles, CHUNK, MASK: see latent_kernel. SCALED_VALUES: whether the
+    scales of rows are those of their values too, not of scores alone. DIMS: `RowColumns`. LAYOUTS:
+    `TileLayouts`. REGISTERS: `Registers`.
     """
     ROPE: gl.constexpr = DIMS.rope > 0
     SCALED: gl.constexpr = scale_ptr is not None
@@ -363,6 +366,7 @@ def latent_fp8_kernel(  # noqa: PLR0913
         sink=sink_ptr,
         parts=None,
     )
+    pages = Pages(size=page_size, inverse=page_inverse)
     sequences = None
     if MASK != LISTED:
         sequences = Sequences(
@@ -370,7 +374,8 @@ def latent_fp8_kernel(  # noqa: PLR0913
             batch=batch,
             total_q=total_q,
             heads=heads,
-            page_size=PAGE_SIZE,
+            pages=pages,
+            mean_tiles=mean_tiles,
             mask=MASK,
             rest_q=rest_q,
         )
@@ -392,6 +397,7 @@ def latent_fp8_kernel(  # noqa: PLR0913
         scale_page_stride=scale_page,
         scale_row_stride=scale_row,
         rope_ptr=None,
+        pages=pages,
     )
     counts = TileCounts(tiles=tiles, head_blocks=head_blocks)
     q_descs = RowDescriptors(latent=q_latent_desc, rope=q_rope_desc)
@@ -400,7 +406,7 @@ def latent_fp8_kernel(  # noqa: PLR0913
             (left, (info, smem, bars, results.out, heads, HOW)),
             (right, (info, smem, bars, results.out, heads, HOW)),
             (scores, (info, smem, bars, results, factor, heads, q_scale_ptr, HOW)),
-            (producer, (info, source, data, counts, q_descs, smem, bars, ST, PAGE, ROPE, CHUNK)),
+            (producer, (info, source, data, counts, q_descs, smem, bars, ST, ROPE, CHUNK)),
         ],
         [4, 4, 4],
         [REGISTERS.consumer, REGISTERS.scores, REGISTERS.producer],

@@ -75,10 +75,10 @@ def any_of_warps(ok):
 
 
 @gluon.jit
-def copy_scales(tile, rows, page, place, ok, PAGE: gl.constexpr):
+def copy_scales(tile, rows, page, place, ok):
     """Start copying the scales of some rows of `CacheRows`."""
     start = place.to(gl.int64) * rows.scale_row_stride
-    if PAGE > 0:
+    if rows.page_stride is not None:
         start += page.to(gl.int64) * rows.scale_page_stride
     cp_async(tile, rows.scale_ptr + start, mask=ok)
 
@@ -93,7 +93,6 @@ def gather(
     slot,
     used,
     NUMBER: gl.constexpr,
-    PAGE: gl.constexpr,
     ROPE: gl.constexpr,
 ):
     """Copy part NUMBER of a step's rows, with their scales, and write their validity. Parts 0 and 1
@@ -101,8 +100,8 @@ def gather(
     BL: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [WARPS, 1], [1, 0])
     LATENT: gl.constexpr = smem.k.latent.shape[2] // 2
     FIRST: gl.constexpr = NUMBER * PART
-    page, place, ok = locate(source, entry, PAGE)
-    start = start_of(rows, page, place, PAGE)
+    page, place, ok = locate(source, entry, rows)
+    start = start_of(rows, page, place)
     missing = any_of_warps(ok)
     if NUMBER != 1:
         wait_read(slot, used, max(NUMBER - 1, 0))
@@ -110,7 +109,7 @@ def gather(
     if ROPE:
         copy(as_pairs(smem.k.rope.index(slot)).slice(FIRST, PART), start, ok, LATENT, BL)
     if rows.scale_ptr is not None:
-        copy_scales(smem.scales.index(slot).slice(FIRST, PART), rows, page, place, ok, PAGE)
+        copy_scales(smem.scales.index(slot).slice(FIRST, PART), rows, page, place, ok)
     arrive_copied(k_ready.index(slot))
     bias = smem.validity.bias.index(slot).slice(FIRST, PART)
     bias.store(gl.where(ok, 0.0, MINUS_INF))
@@ -128,7 +127,6 @@ def producer(
     smem,
     bars,
     ST: gl.constexpr,
-    PAGE: gl.constexpr,
     ROPE: gl.constexpr,
     CHUNK: gl.constexpr,
 ):
@@ -148,16 +146,16 @@ def producer(
         next_steps = steps * 0
         for j in range(0, steps):
             turn, found, item, next_steps, place = step_ahead(
-                turn, found, item, next_steps, j, steps, info, source, counts, bars, CHUNK
+                turn, it, found, item, next_steps, j, steps, info, source, counts, bars, CHUNK
             )
             slot, used = it % ST, it >= ST
             low, high = halves(entry0)
             entry0 = entries(source, item.first_entry, item.stop, place, RL)
-            gather(low, source, rows, smem, k_ready, slot, used, 0, PAGE, ROPE)
-            gather(high, source, rows, smem, k_ready, slot, used, 1, PAGE, ROPE)
+            gather(low, source, rows, smem, k_ready, slot, used, 0, ROPE)
+            gather(high, source, rows, smem, k_ready, slot, used, 1, ROPE)
             low, high = halves(entry1)
             entry1 = entries(source, item.first_entry, item.stop, place + KEYS, RL)
-            gather(low, source, rows, smem, k_ready, slot, used, 2, PAGE, ROPE)
-            gather(high, source, rows, smem, k_ready, slot, used, 3, PAGE, ROPE)
+            gather(low, source, rows, smem, k_ready, slot, used, 2, ROPE)
+            gather(high, source, rows, smem, k_ready, slot, used, 3, ROPE)
             it += 1
         steps = next_steps

@@ -566,6 +566,7 @@ COUNTS = [
     "factor",
     "page_rows",
     "requests",
+    "window",
     *SECOND_COUNTS,
 ]
 STRIDES = [
@@ -662,6 +663,7 @@ def latent_kernel(  # noqa: PLR0913
     second_stride_row,
     second_scale_page,
     second_scale_row,
+    window,
     ST: gl.constexpr,
     DIMS: gl.constexpr,
     PAGE: gl.constexpr,
@@ -690,7 +692,7 @@ def latent_kernel(  # noqa: PLR0913
 
     DIMS: `RowColumns`. PAGE: rows of a page, 0 where pages lie end to end. PAGE_SIZE: rows of a
     page, in which entries of the block table count, unless page_rows says it. CHUNK: requests whose
-    work items are numbered together (see source.py). MASK: LISTED, FULL or CAUSAL. OVERLAY: whether
+    work items are numbered together (see source.py). MASK: see records.py. OVERLAY: whether
     P aliases rope. SCALED: columns that share a scale, 0 for plain rows (see dequantize/rows.py).
     REGISTERS: `Registers`. LAYOUTS: `TileLayouts`.
 
@@ -813,6 +815,7 @@ def latent_kernel(  # noqa: PLR0913
         page_rows=page_rows,
         second_keys=second_topk,
         second=second_source,
+        window=window,
     )
     data = CacheRows(
         data_ptr=data_ptr,

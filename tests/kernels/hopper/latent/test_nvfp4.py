@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,7 +56,7 @@ def test_the_kernel_itself_is_clean_and_right(name: str) -> None:
 
 
 def test_pools_that_are_fast_are_planned() -> None:
-    same = dict.fromkeys(("kv_dtype", "v_dtype", "rope_dtype"), "nvfp4_352")
+    same: dict[str, Any] = dict.fromkeys(("kv_dtype", "v_dtype", "rope_dtype"), "nvfp4_352")
     problem = Problem("sparse", 128, 512, 64, 512, topk=2048, page_size=64, total_q=64, **same)
     assert plan(replace(problem, total_k=65536), "h200").backend == "hopper"
     assert not plan(replace(problem, total_k=65536 + 64), "h200").runs_today

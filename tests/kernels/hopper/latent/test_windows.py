@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -113,7 +114,7 @@ LATENT = Problem("latent", 16, 512, 64, 512, page_size=64, total_q=64, total_k=6
 
 def test_windows_are_planned_unsplit_and_read_where_they_lie() -> None:
     for kv in ("bf16", "fp8_656"):
-        same = dict.fromkeys(("v_dtype", "rope_dtype"), kv if kv != "bf16" else "bf16")
+        same: dict[str, Any] = dict.fromkeys(("v_dtype", "rope_dtype"), kv)
         problem = replace(LATENT, kv_dtype=kv, **same, table_keys=32768, window=SHORT)
         chosen = plan(problem, "h200")
         assert (chosen.backend, chosen.kernel_name) == ("hopper", "latent")

@@ -1,14 +1,16 @@
 """Check and time DSA's indexer on an H200: scores, selection, both, masked and whole steps.
 
-PYTHONPATH=src python benchmarks/device/indexer_h200.py --out DIR [--section check|scores|…]
+PYTHONPATH=src python benchmarks/device/indexer_h200.py --out DIR [--section check|scores|fp4|…]
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,9 @@ from sections import Section, run
 import openmla
 from openmla import IndexCache, LatentCache
 from openmla.indexer.operands import ScoresOperands, SelectOperands, SelectResults, Windows
-from openmla.lab.bench.gpu_timing import race
+from openmla.indexer.ops import windows_of, write
+from openmla.lab.bench.gpu_timing import graph_of, race
+from openmla.lab.testing.indexer import score_problems
 from openmla.planning import plan
 from openmla.planning.form import LayerDims, choose_form
 
@@ -121,6 +125,62 @@ def scores(group: str, rounds: int) -> Iterator[dict[str, Any]]:
         "of_scaled_mm": {n: v / tflops["scaled_mm"] for n, v in tflops.items()},
         "pages_equal_contiguous": bool(torch.equal(out[:64][inside], other[:64][inside])),
     }
+
+
+FP4 = {
+    "2048 of 8192, h64": (1, 2048, 8192, 64),
+    "2048 of 8192, h32": (1, 2048, 8192, 32),
+    "4096 of 65536, h64": (1, 4096, 65536, 64),
+    "b128x1 of 32768, h64": (128, 1, 32768, 64),
+    "b128x1 of 32768, h32": (128, 1, 32768, 32),
+    "b128x1 of 8192, h64": (128, 1, 8192, 64),
+    "b64x2 of 8192, h64": (64, 2, 8192, 64),
+    "b16x1 of 32768, h64": (16, 1, 32768, 64),
+}
+"""Requests, queries of each, keys of each, heads."""
+
+
+def fp4(group: str, rounds: int) -> Iterator[dict[str, Any]]:
+    """Scores over FP4 keys beside those over e4m3 ones, in graphs; of the rows that match."""
+    rows = {name: row for name, row in FP4.items() if re.search(group, name)}
+    for name, (requests, each, keys, heads) in rows.items():
+        pages = requests * keys // 64
+        table = torch.randperm(pages, device="cuda").int().view(requests, -1)
+        lengths = torch.full((requests,), keys, dtype=torch.int32, device="cuda")
+        cu = torch.arange(requests + 1, dtype=torch.int32, device="cuda") * each
+        q = torch.randn(requests * each, heads, 128, device="cuda").to(E4M3)
+        weights = torch.randn(requests * each, heads, device="cuda")
+        paging = {"cu_seqlens_q": cu, "block_table": table, "cache_lengths": lengths}
+        calls, outs = {}, {}
+        for scales in ("ue8m0", "mxfp4"):
+            cache = IndexCache.allocate(num_pages=pages, scales=scales, device="cuda")
+            for first in range(0, pages * 64, 1 << 19):
+                slots = torch.arange(first, min(first + (1 << 19), pages * 64), device="cuda")
+                k = torch.randn(len(slots), 128, device="cuda")
+                cache.append(k, slots)
+            outs[scales] = torch.zeros(requests * each, keys, device="cuda")
+            given = {**paging, "out": outs[scales]}
+            calls[scales] = graph_of(partial(openmla.indexer_scores, q, cache, weights, **given))
+        found = windows_of(cu, lengths, requests * each)
+        write(found, q.device)
+        op = ScoresOperands(q, weights, cache, found.seen, table)
+        problems = []
+        for row in (0, requests * each - 1):
+            part = found.seen.part(row, row + 1)
+            one = ScoresOperands(q[row : row + 1], weights[row : row + 1], cache, part, table)
+            values = replace(one, windows=replace(part, requests=None))
+            problems += score_problems(values, outs["mxfp4"][row : row + 1], 0.0)
+        timings = race(calls, rounds)
+        us = {n: round(1e3 * t.median, 1) for n, t in timings.items()}
+        yield {
+            "fp4": name,
+            "us": us,
+            "in_a_row_us": {n: round(1e3 * t.back_to_back, 1) for n, t in timings.items()},
+            "fp8_over_fp4": round(us["ue8m0"] / us["mxfp4"], 3),
+            "problems": problems,
+        }
+        del calls, outs, op, cache
+        torch.cuda.empty_cache()
 
 
 SELECT = {
@@ -341,6 +401,8 @@ CHECKS = (
     "topk-hopper",
     "topk-portable",
     "append-portable",
+    "fp4-hopper",
+    "fp4-portable",
     "mask-hopper",
     "mask-portable",
 )
@@ -352,6 +414,7 @@ if __name__ == "__main__":
         {
             "check": Section(check, 60, CHECKS, side_by_side=True),
             "scores": Section(scores, 25, tuple(SCORES)),
+            "fp4": Section(fp4, 60),
             "select": Section(select, 30, tuple(SELECT)),
             "both": Section(both, 30, ("4096x131072x64",)),
             "masked": Section(masked, 30, ("128", "16")),

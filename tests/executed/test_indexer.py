@@ -14,6 +14,7 @@ from indexer.score_cases import UNWRITTEN, paged, pair
 from openmla.dispatch import triton_version
 from openmla.indexer import reference
 from openmla.indexer.operands import ScoresOperands, SelectOperands, SelectResults, Windows
+from openmla.kernels.gluon.indexer_operands import WINDOW_POINTERS
 from openmla.kernels.launch import calls
 from openmla.lab.testing.executed.calls import compiled_calls
 from openmla.lab.testing.indexer import score_problems
@@ -69,9 +70,15 @@ def check_scores(op: ScoresOperands, chip: str, schedules: int) -> None:
     if chip != "mi355x":
         chosen = replace(chosen, config=replace(chosen.config, sm_count=2))
     made = list(calls(chosen, op, out))
-    read = [t for call in made for name, t in call.arguments.items() if name not in WRITTEN]
+    finds = chosen.kernel.finds_windows(chosen.config)  # and writes them
+    named = WINDOW_POINTERS if finds else ()
+    windows = [made[0].arguments[name] for name in named]
+    read = [
+        t for call in made for name, t in call.arguments.items() if name not in (*WRITTEN, *named)
+    ]
     tensors = [getattr(value, "base", value) for value in read]
-    run = compiled_calls(made, chip, [t for t in tensors if isinstance(t, torch.Tensor)], [out])
+    inputs = [t for t in tensors if isinstance(t, torch.Tensor)]
+    run = compiled_calls(made, chip, inputs, [out, *windows])
     first = None
     for schedule in SCHEDULES[:schedules]:
         assert [str(report) for report in run(schedule) if not report.ok] == []
@@ -112,12 +119,32 @@ SCORES = {
 }
 
 
+def fp4(q_lens: list[int], k_lens: list[int], heads: int) -> ScoresOperands:
+    """FP4 keys, some of whose blocks lie many octaves below others."""
+    op = paged(q_lens, k_lens, heads, 64, "mxfp4")
+    cases.spread(op.keys)
+    return op
+
+
+FP4 = {
+    "many queries": fp4([3, 2], [300, 200], 64),
+    "one query": fp4([1, 1], [300, 200], 64),
+    "two queries, 32 heads": fp4([2, 2], [300, 200], 32),
+}
+
+
 @pytest.mark.executed
 @each_chip
 @pytest.mark.parametrize("name", SCORES)
 def test_scores(chip: str, name: str) -> None:
     skip_without(chip)
     check_scores(SCORES[name], chip, len(SCHEDULES))
+
+
+@pytest.mark.executed
+@pytest.mark.parametrize("name", FP4)
+def test_scores_over_fp4_keys(name: str) -> None:
+    check_scores(FP4[name], "h200", len(SCHEDULES))
 
 
 @pytest.mark.compile

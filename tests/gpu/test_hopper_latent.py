@@ -50,13 +50,19 @@ OF_LISTS: dict[str, Case] = {
     "lengths sink": replace(LISTS, topk_lengths="wild", sink="mixed", index_kind="duplicates"),
     "fp16 max logits": replace(LISTS, dtype="fp16", return_max_logits=True),
     "pages": replace(LISTS, kv="bf16", page_size=24, index_kind="mixed"),
+    "nvfp4_352": replace(LISTS, kv="nvfp4_352", page_size=24, index_kind="mixed"),
     **{n: replace(LISTS, **d, index_kind="mixed", sink="normal") for n, d in NARROW.items()},
 }
 OF_PAGES: dict[str, Case] = {
     "causal": PAGES,
     "full sink": replace(PAGES, causal=False, sink="normal", page_size=16),
-    **{kv: replace(PAGES, kv=kv) for kv in ("fp8_656", "fp8_block64", "fp8_token")},
+    **{kv: replace(PAGES, kv=kv) for kv in ("fp8_656", "fp8_block64", "fp8_token", "nvfp4_352")},
     **{name: replace(PAGES, **dims) for name, dims in NARROW.items()},
+    "window": replace(PAGES, window=100),
+    "window, pages of 16, sink": replace(PAGES, window=33, page_size=16, sink="mixed"),
+    "window, fp8_656": replace(PAGES, window=65, kv="fp8_656"),
+    "window, fp8_584": replace(PAGES, window=128, kv="fp8_584", page_size=2, d_rope=0, rope="none"),
+    "window, 256+64": replace(PAGES, window=77, **NARROW["256+64"]),
 }
 # Any head count, list lengths at the edges of blocks, every kind of numbers.
 LIST_BATCHES: tuple[dict[str, Any], ...] = (

@@ -52,17 +52,23 @@ def test_pools_and_blocks_are_those_of_the_cpu() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
-def test_fp4_keys() -> None:
-    assert list(on_device.fp4("")) == []
+@pytest.mark.parametrize("backend", FAMILIES)
+def test_fp4_keys(backend: str) -> None:
+    assert list(on_device.fp4(available(backend))) == []
 
 
+@pytest.mark.parametrize("scales", ["ue8m0", "mxfp4"])
 @pytest.mark.parametrize(("requests", "queries"), [(7, 1), (128, 1), (300, 1), (33, 2)])
-def test_scores_of_few_queries_have_the_bits_of_many(requests: int, queries: int) -> None:
+def test_scores_of_few_queries_have_the_bits_of_many(
+    requests: int, queries: int, scales: str
+) -> None:
     """The kernel that finds its windows itself, against the one that shares keys among queries."""
     available("hopper")
     rng = random.Random(requests)
     lengths = [rng.randint(queries, 3000) for _ in range(requests)]
-    case = cases.paged([queries] * requests, lengths, heads=64, page_size=64)
+    case = cases.paged([queries] * requests, lengths, heads=64, page_size=64, scales=scales)
+    if scales == "mxfp4":
+        cases.spread(case.keys)
     q, keys, weights = on_device.on_gpu((case.q, case.keys, case.weights))
     o = on_device.on_gpu(case.options)
     found = windows_of(o["cu_seqlens_q"], o["cache_lengths"], q.shape[0])
@@ -73,7 +79,7 @@ def test_scores_of_few_queries_have_the_bits_of_many(requests: int, queries: int
     assert chosen.config.shared_queries == queries
     launch(chosen, op, few)
     write(found, q.device)
-    sharing = {"shared_queries": 0, "consumers": 4, "stages": 4}
+    sharing = {"shared_queries": 0, "consumers": 3 if scales == "mxfp4" else 4, "stages": 4}
     launch(replace(chosen, config=replace(chosen.config, **sharing)), op, many)
     assert torch.equal(few, many)
     assert score_problems(case_on_cpu(case), few.cpu(), on_device.UNWRITTEN) == []

@@ -87,6 +87,17 @@ def paged(
     )
 
 
+def spread(keys: IndexCache, share: float = 0.02, seed: int = 0) -> IndexCache:
+    """FP4 keys a share of whose exponents lie anywhere, often many octaves from their neighbors;
+    exponents of rows that are not there stay NaN."""
+    g = torch.Generator().manual_seed(seed)
+    exponents = keys.exponents_view
+    drawn = torch.randint(20, 220, exponents.shape, generator=g).to(torch.uint8)
+    moved = (torch.rand(exponents.shape, generator=g) < share) & (exponents != 255)
+    exponents.copy_(torch.where(moved, drawn, exponents))
+    return keys
+
+
 def formula(q: Tensor, values: Tensor, scales: Tensor, weights: Tensor) -> Tensor:
     """All scores in float64, in one line."""
     dots = torch.einsum("thd,sd->ths", q.double(), values.double()).relu()

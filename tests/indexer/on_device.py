@@ -5,6 +5,7 @@ Used by tests/gpu and, before anything is timed, by benchmarks/device/indexer_h2
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -66,27 +67,33 @@ def scores(backend: str) -> Iterator[str]:
         yield from _scored(op, on_gpu((q, keys, weights)), given, 9001, backend)
 
 
-def fp4(_: str) -> Iterator[str]:
-    """FP4 keys in pages: scores, the same selection in chunks, new keys as on the CPU."""
-    for q_lens, k_lens, heads, page in (
+def fp4(backend: str) -> Iterator[str]:
+    """FP4 keys in pages, also such whose exponents lie far apart: scores, the same selection in
+    chunks, new keys as on the CPU."""
+    lens = (
         ([5, 0, 40, 1], [300, 9, 5000, 129], 64, 64),
         ([33], [2100], 32, 128),
         ([1, 1, 1], [4100, 33, 1], 32, 64),
+        ([1, 2, 2], [4100, 33, 2000], 64, 32),
+        ([1] * 40, list(range(1, 4001, 100)), 128, 64),
         ([3, 7], [50, 260], 128, 32),
-    ):
+    )
+    for (q_lens, k_lens, heads, page), share in itertools.product(lens, (0.0, 0.02, 1.0)):
         case = cases.paged(q_lens, k_lens, heads=heads, page_size=page, scales="mxfp4")
+        cases.spread(case.keys, share)
         o = case.options
         width = o["block_table"].shape[1] * page
         windows = paged_windows(o["cu_seqlens_q"], o["cache_lengths"], case.q.shape[0])
         op = ScoresOperands(case.q, case.weights, case.keys, windows, o["block_table"])
         arguments, given = on_gpu((case.q, case.keys, case.weights)), on_gpu(o)
-        yield from _scored(op, arguments, given, width, "auto")
+        yield from _scored(op, arguments, given, width, backend)
         limits = (496 << 20, 30 * 4 * width)
         whole, few = (
-            openmla.index_topk(*arguments, 500, **given, scores_limit=limit) for limit in limits
+            openmla.index_topk(*arguments, 500, **given, scores_limit=limit, backend=backend)
+            for limit in limits
         )
         if not torch.equal(whole, few):
-            yield f"FP4 keys, {heads} heads: chunks change the selection"
+            yield f"{backend}, FP4 keys, {heads} heads: chunks change the selection"
     k = torch.randn(100, 128) * torch.logspace(-12, 12, 100)[:, None]
     k[3, 5], k[4], k[5, 60], k[6, :64] = torch.nan, -0.0, torch.inf, torch.arange(64) * 0.25 - 8
     slots = torch.randperm(128)[:100]

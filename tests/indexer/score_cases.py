@@ -15,8 +15,10 @@ UNWRITTEN = 12345.0
 SCHEDULES = [("early", 0), ("late", 0), ("random", 1), ("unfair", 2)]
 
 
-def paged(q_lens: list[int], k_lens: list[int], heads: int, page_size: int) -> ScoresOperands:
-    case = cases.paged(q_lens, k_lens, heads=heads, page_size=page_size)
+def paged(
+    q_lens: list[int], k_lens: list[int], heads: int, page_size: int, scales: str = "ue8m0"
+) -> ScoresOperands:
+    case = cases.paged(q_lens, k_lens, heads=heads, page_size=page_size, scales=scales)
     o = case.options
     windows = paged_windows(o["cu_seqlens_q"], o["cache_lengths"], case.q.shape[0])
     return ScoresOperands(case.q, case.weights, case.keys, windows, o["block_table"])

@@ -184,13 +184,15 @@ def test_fp4_keys_in_a_larger_pool() -> None:
         IndexCache(pool[:, 1], 4)
 
 
-def test_fp4_keys_have_a_portable_kernel() -> None:
+def test_fp4_keys_have_hoppers_kernel_and_a_portable_one() -> None:
     problem = IndexProblem(
         form="scores", heads=32, page_size=64, total_q=4, width=256, key_dtype="e2m1"
     )
     assert "e2m1 keys" in str(problem)
     assert openmla.plan(problem, "cpu").backend == "cpu"
-    for target, family in (("h200", "hopper"), ("b200", "blackwell"), ("mi355x", "cdna4")):
+    chosen = openmla.plan(problem, "h200")
+    assert chosen.backend == "hopper" and chosen.config.fp4
+    for target, family in (("b200", "blackwell"), ("mi355x", "cdna4")):
         chosen = openmla.plan(problem, target)
         assert chosen.backend == "portable" and not chosen.config.native_products
         with pytest.raises(openmla.Unsupported, match="key_dtype e2m1: e4m3"):

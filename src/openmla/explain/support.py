@@ -72,6 +72,9 @@ FEATURES: dict[str, AnyProblem] = {
     "sparse 512+64, 20 heads, bf16": replace(_SPARSE, heads=20),
     "sparse 512+64, fp8_656 cache": replace(_SPARSE, kv_dtype="fp8_656"),
     "sparse 512+64, fp8_block64 cache": replace(_SPARSE, kv_dtype="fp8_block64"),
+    "sparse 512+64, nvfp4_352 cache, pools of 32768 rows": replace(
+        _SPARSE, kv_dtype="nvfp4_352", total_k=32768
+    ),
     "sparse 512+64, fp8 queries and cache": replace(_SPARSE, q_dtype="e4m3", kv_dtype="fp8_token"),
     "sparse 512+64, fp8 throughout": replace(_SPARSE, page_size=0, **_FP8),
     "sparse 512+0, bf16": replace(_SPARSE, d_rope=0, rope="none"),
@@ -84,6 +87,9 @@ FEATURES: dict[str, AnyProblem] = {
     ),
     "index scores, 64 heads, pages of 64": _SCORES,
     "index scores, 64 heads, contiguous keys": replace(_SCORES, page_size=0),
+    "index scores, 32 heads, pages of 64, FP4 keys (DeepSeek-V4.1)": replace(
+        _SCORES, heads=32, key_dtype="e2m1"
+    ),
     "selection of 2048": _SELECT,
     "selection of 2048, with bits for `key_mask`": replace(_SELECT, wants_mask=True),
     "gradients of dense 128+64 → 128, bf16": BackwardProblem.of(_DENSE),

@@ -11,8 +11,7 @@ of two ("ue8m0"). Both are stored as fp32; readers need not care, writers must n
 with NaN or Inf gets a NaN scale: its scores are NaN, which every number comes before.
 
 With scales="mxfp4" a row is 68 bytes, as DeepSeek-V4.1's: 64 of e2m1, two columns to a byte, the
-even one in its low half; then, behind all rows, 4 exponents of a row, one for every 32 columns. On
-a GPU the portable kernels read and write such keys.
+even one in its low half; then, behind all rows, 4 exponents of a row, one for every 32 columns.
 
 A slot is a physical row: page * page_size + offset. A negative one is a padded token and skipped.
 

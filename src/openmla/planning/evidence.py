@@ -18,7 +18,7 @@ A new kernel is "simulated" until a result file is named here.
 from collections.abc import Collection
 from typing import Literal, get_args
 
-from openmla.formats import V41, V41_FP4, V41_FP4_SPLIT, V41_SPLIT
+from openmla.formats import NVFP4, V41, V41_FP4, V41_FP4_SPLIT, V41_SPLIT
 from openmla.planning.problems import AnyProblem
 from openmla.planning.target import target_by_name
 
@@ -51,6 +51,10 @@ NEVER_RUN = {
     ("hopper", "sparse", "fp8_584"),
     ("hopper", "latent", "fp8_584"),
     ("hopper", "dense", WINDOW),
+    ("hopper", "latent", WINDOW),
+    ("hopper", "sparse", NVFP4.name),
+    ("hopper", "latent", NVFP4.name),
+    ("hopper", "scores", "e2m1"),
     *(("hopper", kernel, rows) for kernel in ("sparse", "latent", "attend") for rows in V41_ROWS),
 }
 """Family, kernel and a form of problem that a measured kernel serves, but did not when it ran."""
@@ -76,7 +80,7 @@ FOLLOWS = {
 
 def forms_of(problem: AnyProblem) -> frozenset[str]:
     """What a problem asks for that a kernel may have learned after it was measured: the types of
-    the rows that it reads, and a window.
+    the rows or index keys that it reads, and a window.
 
     >>> from openmla.problem import Problem, RowSource
     >>> sizes = {"heads": 16, "d_nope": 512, "d_rope": 0, "d_v": 512}
@@ -86,6 +90,7 @@ def forms_of(problem: AnyProblem) -> frozenset[str]:
     ['bf16', 'window']
     """
     rows = {str(source.kv_dtype) for source in getattr(problem, "sources", ())}
+    rows |= {key for key in [getattr(problem, "key_dtype", "")] if key}
     return frozenset(rows | ({WINDOW} if getattr(problem, "window", 0) else set()))
 
 

@@ -280,7 +280,7 @@ def range_space(rule: LatentSplit | FixedSplit, problem: Problem) -> RangeSpace:
     if isinstance(rule, FixedSplit):
         return _fixed_space(rule, problem, most)
     if not problem.batch or not rule.can_split(most):
-        return RangeSpace(group=max(problem.batch, 1), rows=0, merged=0, ranges=1)
+        return unsplit_space(problem)
     return RangeSpace(
         group=rule.group(problem.batch, most),
         rows=rule.part_rows(1, most),
@@ -289,11 +289,16 @@ def range_space(rule: LatentSplit | FixedSplit, problem: Problem) -> RangeSpace:
     )
 
 
+def unsplit_space(problem: Problem) -> RangeSpace:
+    """No room: all requests go in one launch, and none is split."""
+    return RangeSpace(group=max(problem.batch, 1), rows=0, merged=0, ranges=1)
+
+
 def _fixed_space(rule: FixedSplit, problem: Problem, most: int) -> RangeSpace:
     """All requests go in one launch; of many tokens some at a time."""
     group, ranges = max(problem.batch, 1), rule.ranges(most)
     if ranges == 1 or not problem.batch:
-        return RangeSpace(group=group, rows=0, merged=0, ranges=1)
+        return unsplit_space(problem)
     tokens = min(rule.tokens_together(most), problem.total_q)
     rows = tokens * problem.heads
     kept = tokens if tokens < problem.total_q else 0

@@ -74,7 +74,10 @@ def counted(op: ScoresOperands, out: Tensor, chunk: int) -> dict[str, Any]:
 
 
 def _keys(op: ScoresOperands, box_rows: int) -> dict[str, Any]:
-    """Descriptors of values and scales, as pages; contiguous keys are one page."""
+    """Descriptors of values and scales, as pages; contiguous keys are one page. Of FP4 keys, of
+    codes and exponents."""
+    if isinstance(op.keys, IndexCache) and op.keys.key_dtype == "e2m1":
+        return _fp4_keys(op.keys, box_rows)
     if isinstance(op.keys, IndexCache):
         values, scales = op.keys.values_view, op.keys.scales_view
         strides = list(values.stride()), list(scales.stride())
@@ -87,6 +90,18 @@ def _keys(op: ScoresOperands, box_rows: int) -> dict[str, Any]:
     return {
         "k_desc": TensorDescriptor(values, list(values.shape), strides[0], boxes[0], layout),
         "s_desc": TensorDescriptor(scales, list(scales.shape), strides[1], boxes[1], LINE),
+    }
+
+
+def _fp4_keys(keys: IndexCache, box_rows: int) -> dict[str, Any]:
+    codes, exponents = keys.codes_view, keys.exponents_view.flatten(1).view(torch.int32)
+    box, layout = [1, box_rows, codes.shape[2]], tile_layout(codes.shape[2], 3, element=1)
+    lines = TensorDescriptor(
+        exponents, list(exponents.shape), list(exponents.stride()), [1, box_rows], LINE
+    )
+    return {
+        "k_desc": TensorDescriptor(codes, list(codes.shape), list(codes.stride()), box, layout),
+        "s_desc": lines,
     }
 
 

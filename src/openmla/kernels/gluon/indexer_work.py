@@ -51,13 +51,14 @@ DRAW = gl.constexpr(
 
 
 @gluon.jit
-def allocate_tiles(q_desc, k_desc, CFG: gl.constexpr, LAYOUT: gl.constexpr):
-    """Rings in shared memory for tiles of queries, tiles of keys, and the keys' scales."""
+def allocate_tiles(q_desc, CFG: gl.constexpr, LAYOUT: gl.constexpr):
+    """Rings in shared memory for tiles of queries, tiles of keys of their type, and the keys'
+    scales."""
     STAGES: gl.constexpr = CFG.key_stages * CFG.block_keys // ROWS
     LINEAR: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
     TILES: gl.constexpr = CFG.query_stages * CFG.tiles
     q_smem = gl.allocate_shared_memory(q_desc.dtype, [TILES, COLUMNS, COLUMNS], LAYOUT)
-    k_smem = gl.allocate_shared_memory(k_desc.dtype, [STAGES, ROWS, COLUMNS], LAYOUT)
+    k_smem = gl.allocate_shared_memory(q_desc.dtype, [STAGES, ROWS, COLUMNS], LAYOUT)
     scales = gl.allocate_shared_memory(gl.float32, [STAGES, ROWS], LINEAR)
     return q_smem, k_smem, scales
 
@@ -171,7 +172,7 @@ def load_item(
     for c in range(0, blocks):
         stage = it % ST
         mbarrier.wait(bars.k_empty.index(stage), ((it // ST) & 1) ^ 1)
-        mbarrier.expect(bars.k_ready.index(stage), BN * (COLUMNS + 4))
+        mbarrier.expect(bars.k_ready.index(stage), BN * (descs.k.block_shape[2] + 4))
         for j in gl.static_range(SUB):
             load_keys(
                 descs,

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from openmla.arithmetic import Limit
-from openmla.formats import V4
+from openmla.formats import FORMATS, V4
 from openmla.kernels.hopper.backward.plan import HOPPER_BACKWARD
 from openmla.kernels.hopper.dense.plan import Dense, HopperDenseConfig, select_hopper_dense_config
 from openmla.kernels.hopper.dense_fp8.plan import (
@@ -19,6 +19,7 @@ from openmla.kernels.hopper.indexer.plan import INDEX_KERNELS
 from openmla.kernels.hopper.latent.plan import (
     ONCE_CACHES,
     ROW_CACHES,
+    V41_CACHES,
     HopperLatentConfig,
     most_places,
     reads_once,
@@ -41,7 +42,7 @@ from openmla.planning.dequantize import (
     whole_pools_read,
 )
 from openmla.planning.family import Block, Family, Kernel, Pipeline
-from openmla.planning.latent_split import MOST_ROWS, FixedSplit
+from openmla.planning.latent_split import MOST_ROWS, SHORT, FixedSplit
 from openmla.planning.serves import (
     ALIGNED,
     ANY,
@@ -165,6 +166,8 @@ def _cache_read(problem: Problem, config: HopperLatentConfig) -> CacheRead:
         return read_once(problem.total_q * problem.most_rows, width)
     if problem.span or problem.second:
         return sources_read(problem, config.row_blocks, config.sm_count)
+    if problem.window:
+        return read_once(problem.total_q * problem.window, width)  # few rows of a request
     if config.gather == "indices":
         return listed_cache_read(
             problem.total_q, problem.topk, rows, config.row_blocks, width, config.sm_count
@@ -199,6 +202,8 @@ def _keys_not_split(config: HopperLatentFp8Config, problem: Problem) -> str:
 def _latent_lines(config: HopperLatentConfig, problem: Problem) -> list[str]:
     if config.gather == "indices":
         return config.explain()
+    if problem.window:
+        return [*config.explain(), f"windows of {problem.window} keys are not split"]
     return [*config.explain(), config.split.explain_mean(problem)]
 
 
@@ -229,7 +234,7 @@ _FP8_ROWS = {**_ROWS, ("d_nope", "d_v"): OneOf((512, 512)), "d_rope": OneOf(0, 6
 _FP8_OVER_CACHES = tuple(("e4m3", name, name, name) for name in _CACHES)
 _BF16_OVER_CACHES = tuple(("bf16", name, name, name) for name in (*ROW_CACHES, *ONCE_CACHES))
 # Rows of several sources.
-_SOURCES = ("bf16", V4.name, *ONCE_CACHES)
+_SOURCES = ("bf16", V4.name, *V41_CACHES)
 
 _DENSE = {
     "heads": Range(1, MAX_HEADS),
@@ -277,8 +282,8 @@ _V4_WIDTHS: Limit[Problem] = Limit(
     lambda p: f"kv_dtype {p.kv_dtype} at {p.d_nope} + {p.d_rope} columns: 512 + 0 are served",
 )
 _ONCE_WIDTHS: Limit[Problem] = Limit(
-    lambda p: p.kv_dtype not in ONCE_CACHES or (p.d_nope, p.d_rope) == (512, 0),
-    lambda p: f"kv_dtype {p.kv_dtype} at {p.d_nope} + {p.d_rope} columns: there are 512 + 0",
+    lambda p: p.kv_dtype not in ONCE_CACHES or FORMATS[p.kv_dtype].takes(p.d_nope, p.d_rope),
+    lambda p: f"kv_dtype {p.kv_dtype} at {p.d_nope} + {p.d_rope} columns: there are none",
 )
 _ONCE_FITS: Limit[Problem] = Limit(
     lambda p: not reads_once(p) or _once_bytes(p) <= DEQUANTIZED_CAP,
@@ -287,6 +292,12 @@ _ONCE_FITS: Limit[Problem] = Limit(
 _SEVERAL: Limit[Problem] = Limit(
     lambda p: p.span or p.second is not None,
     lambda p: "one list of rows: kernel sparse serves it",
+)
+# Windows are not split: so many keys are those of a short request.
+SHORT_WINDOWS = Range(0, SHORT)
+_WINDOW_VARIES: Limit[Problem] = Limit(
+    lambda p: not (p.window and p.invariant),
+    lambda p: "a window in an invariant call: tiles of several tokens begin with their first one's",
 )
 # The merge counts elements of partial results in 32 bits; one token's ranges may be very many.
 _PARTS_COUNTED: Limit[Problem] = Limit(
@@ -396,7 +407,9 @@ HOPPER = Family(
                 **_ROWS,
                 "page_size": Range(1, MOST_PAGE_ROWS),
                 **either("causal", "invariant"),
+                "window": SHORT_WINDOWS,
             },
+            _WINDOW_VARIES,
             _V4_WIDTHS,
             _ONCE_WIDTHS,
             _ONCE_FITS,

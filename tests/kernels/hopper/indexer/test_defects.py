@@ -67,13 +67,30 @@ RELEASE = (
     "                if j == SUB - 1:\n"
     "                    mbarrier.arrive(bars.k_empty.index(stage), count=1)\n"
 )
+RELEASE_KEYS = RELEASE.replace("if j == SUB - 1:", "if j == SUB - 1 and fp4 is None:")
 WAIT_SCORES = "                S = warpgroup_mma_wait(0, deps=(S_next,))\n"
 FINISH = (
     "                place = key + j * ROWS\n"
     "                finish(S, halves, scale, row_ptr, out.row_stride, "
     "place, whole, seen, CFG.queries)\n"
 )
-RELEASE_BLOCK = "            mbarrier.arrive(bars.k_empty.index(stage), count=1)\n"
+WIDE_KEYS = """            if fp4 is not None:
+                finish_wide_keys(
+                    fp4,
+                    stage,
+                    smem.q.index(slot),
+                    weights,
+                    query,
+                    work.total_q,
+                    out,
+                    key,
+                    seen,
+                    CFG,
+                    CFG.queries,
+                    HEADS,
+                )
+"""
+RELEASE_BLOCK = WIDE_KEYS + "            mbarrier.arrive(bars.k_empty.index(stage), count=1)\n"
 WIDE = "gl.int64 if R * BITS > 32 else gl.int32"
 DEFECTS = [
     IndexDefect("keys are overwritten while they are read", Kind.RACE, WORK, WAIT_FREE, "", "long"),
@@ -98,7 +115,7 @@ DEFECTS = [
         "keys are released under their product",
         Kind.RACE,
         SCORE,
-        WAIT_SCORES + RELEASE,
+        WAIT_SCORES + RELEASE_KEYS,
         RELEASE + WAIT_SCORES,
         "long",
     ),
@@ -106,7 +123,7 @@ DEFECTS = [
         "keys are released after the first half",
         Kind.RACE,
         SCORE,
-        "if j == SUB - 1:",
+        "if j == SUB - 1 and fp4 is None:",
         "if j == 0:",
         "long",
     ),

@@ -99,6 +99,8 @@ ONCE = {
     "list of fp4_288, 70 heads": replace(V4, kv="fp4_288", heads=70, return_max_logits=True),
     "pages, fp8_528_v41": replace(PAGES, d_rope=0, rope="none", kv="fp8_528_v41"),
     "pages, fp4_288_split": replace(PAGES, d_rope=0, rope="none", kv="fp4_288_split"),
+    "list of nvfp4_352, sink": replace(V32, kv="nvfp4_352", sink="mixed", topk_lengths="wild"),
+    "pages, nvfp4_352": replace(PAGES, kv="nvfp4_352"),
 }
 # CI looks at the latest schedule; a changed kernel needs OPENMLA_SIM_SEEDS=20.
 SEEDS = int(os.environ.get("OPENMLA_SIM_SEEDS", "1"))
@@ -110,7 +112,7 @@ def on(case: Case, background: str = "zero") -> BuiltCase:
 
 
 @pytest.mark.parametrize("name", ONCE)
-def test_rows_of_v41_are_dequantized_before(name: str) -> None:
+def test_rows_with_scales_of_one_byte_are_dequantized_before(name: str) -> None:
     """In one launch, whatever their pools hold, and attended to as bf16 rows."""
     chosen = plan_of(on(ONCE[name]))
     assert chosen.backend == "hopper" and chosen.config.cache_read.always

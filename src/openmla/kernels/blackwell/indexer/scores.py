@@ -205,7 +205,7 @@ def scores_kernel(  # noqa: PLR0913
     bytes. TMEM: of a product. REGS: of 32 columns of a product in registers."""
     TILES: gl.constexpr = CFG.tiles
     LINEAR: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
-    q_smem, k_smem, scales = allocate_tiles(q_desc, k_desc, CFG, LAYOUT)
+    q_smem, k_smem, scales = allocate_tiles(q_desc, CFG, LAYOUT)
     w_smem = gl.allocate_shared_memory(gl.float32, [TILES, COLUMNS], LINEAR)
     smem = SharedTiles(items=allocate_items(CFG), q=q_smem, k=k_smem, scales=scales)
     bars = allocate_barriers(CFG, 2 + GROUPS, 1 + GROUPS)

@@ -49,7 +49,8 @@ from openmla.kernels.gluon.dequantize.v4_rows import (
 )
 from openmla.kernels.gluon.dequantize.v4_rows import key_layout as v4_key_layout
 from openmla.kernels.gluon.dequantize.v4_rows import load_scales as load_v4_scales
-from openmla.kernels.gluon.dequantize.v41_rows import load_columns
+from openmla.kernels.gluon.dequantize.v41_rows import load_columns, row_bytes
+from openmla.kernels.gluon.dequantize.v41_rows import load_tail as load_e4m3_tail
 from openmla.kernels.gluon.pages import Pages, divided
 
 LIST_COLUMNS = gl.constexpr(512)
@@ -231,9 +232,13 @@ def dequantize_v41_columns(
     SCALES: gl.constexpr,
     LANES: gl.constexpr,
 ):
-    """What `dequantize_columns` does, to rows of DeepSeek-V4.1, which have no rope apart."""
+    """What `dequantize_columns` does, to rows whose scales have one byte."""
     L: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [4, 1], [1, 0])
-    columns = load_columns(rows, row, DIMS.latent, CACHE, SCALES, LANES)
+    LATENT: gl.constexpr = DIMS.latent
+    columns = load_columns(rows, row, LATENT, CACHE, SCALES, LANES)
+    if DIMS.rope > 0:
+        tail = load_e4m3_tail(rows, row, row_bytes(LATENT, SCALES), DIMS.rope, CACHE, LANES)
+        store_columns(out, gl.convert_layout(tail, L), row, LATENT)
     store_columns(out, gl.convert_layout(columns, L), row, 0)
 
 

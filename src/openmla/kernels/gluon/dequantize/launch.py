@@ -99,8 +99,9 @@ def scale_type_of(cache: LatentCache | Tensor) -> str | None:
     with other readers, DeepSeek-V4's among them."""
     if isinstance(cache, Tensor) or cache.format == V4.name:
         return None
-    scale = cache.layout.format.scale
-    return None if scale in ("", "fp32") else scale
+    row = cache.layout.format
+    transposed = f" by {row.scale_lanes}" if row.scale_lanes else ""
+    return None if row.scale in ("", "fp32") else row.scale + transposed
 
 
 def v4_rows_of(cache: LatentCache) -> dict[str, Any]:

@@ -1,17 +1,20 @@
-"""Reading rows of DeepSeek-V4.1's caches, which have scales of one byte: their bf16 values.
+"""Reading rows that have scales of one byte, DeepSeek-V4.1's and vLLM's: their bf16 values.
 
-| format | 512 columns | share a scale | scales |
-|---|---|---|---|
-| fp8_528_v41, fp8_528_v41_split | 512 bytes, e4m3 | 32 bytes | 16, ue8m0 |
-| fp4_288, fp4_288_split | 256 bytes, two e2m1 in each | 8 bytes | 32, e4m3 |
+| format | 512 columns | share a scale | scales | rope |
+|---|---|---|---|---|
+| fp8_528_v41, fp8_528_v41_split | 512 bytes, e4m3 | 32 bytes | 16, ue8m0 | – |
+| fp4_288, fp4_288_split | 256 bytes, two e2m1 in each | 8 bytes | 32, e4m3 | – |
+| nvfp4_352 | the same | 8 bytes | 32, e4m3, transposed | 64 bytes, e4m3 without a scale |
 
 Column 2i of e2m1 is the low half of byte i. Scales have an address and strides of their own, in
 bytes: they lie in the row, or behind all rows of a page. A value is bf16(fp32(element) * scale),
-rounded once, as everywhere; a product of e2m1 and e4m3 needs no rounding.
+rounded once, as everywhere; a product of e2m1 and e4m3 needs no rounding. Scales that are
+transposed have those of blocks b, b + 4, b + 8 … side by side.
 
 `rows` is a CacheRows, CACHE a CacheFormat whose `scale_block` counts bytes, SCALES the type of the
-scales; those of e2m1 are e4m3. Registers hold words of four bytes as rows.py holds them, [keys,
-blocks of bytes that share a scale, words of a block]; a word has eight columns of e2m1.
+scales: "ue8m0" of e4m3 columns, "e4m3" of e2m1 ones, "e4m3 by 4" if they are transposed. Registers
+hold words of four bytes as rows.py holds them, [keys, blocks of bytes that share a scale, words of
+a block]; a word has eight columns of e2m1.
 """
 
 from triton.experimental import gluon
@@ -34,7 +37,13 @@ MAGNITUDES = gl.constexpr(0xC8643210 - (1 << 32))
 @gluon.constexpr_function
 def row_bytes(columns, scales):
     """Bytes of so many columns with scales of this type."""
-    return columns // 2 if scales == "e4m3" else columns
+    return columns if scales == "ue8m0" else columns // 2
+
+
+@gluon.constexpr_function
+def lanes_of(scales):
+    """Blocks whose scales are the first of a line each, where they are transposed; else 1."""
+    return int(scales.split(" by ")[1]) if " by " in scales else 1
 
 
 @gluon.jit
@@ -52,6 +61,10 @@ def factors(
     row = gl.convert_layout(row, gl.SliceLayout(1, L))
     block = gl.arange(0, blocks_of(BYTES, BLOCK), gl.SliceLayout(0, L))
     at = start_of_row(row, rows.scale_page_stride, rows.scale_row_stride, rows.pages)
+    SCALE_LANES: gl.constexpr = lanes_of(SCALES)
+    IN_LINE: gl.constexpr = blocks_of(BYTES, BLOCK) // SCALE_LANES
+    if SCALE_LANES > 1:
+        block = block % SCALE_LANES * IN_LINE + block // SCALE_LANES
     at = (rows.scale_ptr + at)[:, None] + block[None, :]
     stored = gl.load(at, mask=(row >= 0)[:, None], other=0)
     if SCALES == "ue8m0":
@@ -99,7 +112,19 @@ def load_columns(
     BYTES: gl.constexpr = row_bytes(COLUMNS, SCALES)
     words = load_raw(rows, row, 0, BYTES, CACHE, LANES)
     scales = factors(rows, row, BYTES, CACHE, SCALES, LANES)
-    if SCALES == "e4m3":
-        return dequantized_e2m1(words, scales)
-    else:
+    if SCALES == "ue8m0":
         return dequantized(words, scales)
+    else:
+        return dequantized_e2m1(words, scales)
+
+
+@gluon.jit
+def load_tail(
+    rows, row, FIRST: gl.constexpr, COLUMNS: gl.constexpr, CACHE: gl.constexpr, LANES: gl.constexpr
+):
+    """bf16 [keys, COLUMNS] of e4m3 columns without a scale, from byte FIRST of their rows on."""
+    words = load_raw(rows, row, FIRST, COLUMNS, CACHE, LANES)
+    ones = gl.full(
+        [words.shape[0], words.shape[1]], 1.0, gl.float32, gl.SliceLayout(2, words.type.layout)
+    )
+    return dequantized(words, ones)

@@ -9,6 +9,7 @@ range of its keys:
 |---|---|---|
 | consumer 0 … NC - 1 | 4 each | every NC-th block of keys against the work item's queries |
 | producer | 1 | finds its work items, loads queries, keys and scales by TMA |
+| converter 0, 1 | 4 each | where keys are FP4: make e4m3 tiles of them (fp4_keys.py) |
 
 Keys are wgmma's M (64 rows), the heads of the queries its N = QUERIES x HEADS. A score is added up
 in the order of scores.py, so it has the same bits.
@@ -47,6 +48,12 @@ from openmla.kernels.gluon.indexer_records import (
 from openmla.kernels.gluon.indexer_work import COLUMNS, FAR, ROWS, weights_of
 from openmla.kernels.gluon.requests import cut
 from openmla.kernels.gluon.select.tile import plus
+from openmla.kernels.hopper.indexer.fp4_keys import (
+    allocate_codes,
+    convert_blocks,
+    finish_wide_keys,
+    loaded,
+)
 from openmla.kernels.hopper.indexer.records import (
     DecodeScores,
     Group,
@@ -167,7 +174,7 @@ def load_keys(work, descs, entries, keys, page, this, it, CFG: gl.constexpr, PAG
     for c in range(0, keys.blocks):
         stage = (it + c) % ST
         mbarrier.wait(bars.k_empty.index(stage), (((it + c) // ST) & 1) ^ 1)
-        mbarrier.expect(bars.k_ready.index(stage), BN * (COLUMNS + 4))
+        mbarrier.expect(bars.k_ready.index(stage), BN * (descs.k.block_shape[2] + 4))
         for i in range(0, NUMBER + work.zero):
             at = keys.first + c * BN + i * BOX
             # Boxes past the last key are of its page: their scores are not stored.
@@ -335,12 +342,30 @@ def next_item(smem, bars, turn, CFG: gl.constexpr):
 
 
 @gluon.jit
-def consumer(work, weights, out, WHO: gl.constexpr, CFG: gl.constexpr, HEADS: gl.constexpr):
+def converter(work, fp4, loads, WHO: gl.constexpr, CFG: gl.constexpr):
+    """Convert every second block of keys, from block WHO on.
+
+    work: DecodeScores; fp4: Fp4Tiles; loads: ScoresBarriers of the codes.
+    """
+    bars = work.bars
+    turn = gl.program_id(0) * 0
+    it = turn
+    blocks = next_item(work.smem, bars, turn, CFG)
+    while blocks > 0:
+        mbarrier.arrive(bars.q_empty.index(turn % CFG.query_stages), count=1)
+        convert_blocks(work.smem, fp4, bars, loads, it, blocks, WHO, 2, CFG)
+        it += blocks
+        turn += 1
+        blocks = next_item(work.smem, bars, turn, CFG)
+
+
+@gluon.jit
+def consumer(work, fp4, weights, out, WHO: gl.constexpr, CFG: gl.constexpr, HEADS: gl.constexpr):
     """Multiply the queries of every work item with every NC-th block of keys, from block WHO on.
 
     Blocks count through all work items of the program, as stages of the ring do.
 
-    work: DecodeScores; weights, out: Matrix.
+    work: DecodeScores; fp4: Fp4Tiles, None of other keys; weights, out: Matrix.
     """
     smem = work.smem
     bars = work.bars
@@ -385,6 +410,21 @@ def consumer(work, weights, out, WHO: gl.constexpr, CFG: gl.constexpr, HEADS: gl
                 S = warpgroup_mma_wait(0, deps=(S_next,))
                 place = key + j * ROWS
                 finish(S, halves, scale, row_ptr, out.row_stride, place, whole, seen, CFG.queries)
+            if fp4 is not None:
+                finish_wide_keys(
+                    fp4,
+                    stage,
+                    smem.q.index(slot),
+                    weights,
+                    query,
+                    work.total_q,
+                    out,
+                    key,
+                    seen,
+                    CFG,
+                    CFG.queries,
+                    HEADS,
+                )
             mbarrier.arrive(bars.k_empty.index(stage), count=1)
         it += blocks
         mbarrier.arrive(bars.q_empty.index(slot), count=1)
@@ -420,9 +460,11 @@ def decode_scores_kernel(  # noqa: PLR0913
     PAGE: gl.constexpr,
     REGISTERS: gl.constexpr,
     LAYOUT: gl.constexpr,
+    FP4: gl.constexpr = False,
 ):
     """Scores of all queries; CFG: DecodeScoresConfig of 2 to 4 consumers. REGISTERS: Registers.
-    LAYOUT: of shared tiles whose rows have 128 bytes. See DecodeScores and RequestPointers for the
+    LAYOUT: of shared tiles whose rows have 128 bytes. FP4: keys are e2m1, and s_desc has their
+    exponents. See DecodeScores and RequestPointers for the
     numbers; windows are written to starts_ptr, ends_ptr and sequences_ptr."""
     NC: gl.constexpr = CFG.consumers
     N: gl.constexpr = CFG.queries * HEADS
@@ -431,14 +473,14 @@ def decode_scores_kernel(  # noqa: PLR0913
     smem = SharedTiles(
         items=gl.allocate_shared_memory(gl.int32, [CFG.query_stages * FIELDS, 1], LINEAR),
         q=gl.allocate_shared_memory(q_desc.dtype, [CFG.query_stages, N, COLUMNS], LAYOUT),
-        k=gl.allocate_shared_memory(k_desc.dtype, [STAGES, ROWS, COLUMNS], LAYOUT),
+        k=gl.allocate_shared_memory(q_desc.dtype, [STAGES, ROWS, COLUMNS], LAYOUT),
         scales=gl.allocate_shared_memory(gl.float32, [STAGES, ROWS], LINEAR),
     )
     # Not known at compile time: loops that it bounds are not unrolled.
     zero = gl.minimum(total_q, 0)
     bars = ScoresBarriers(
         q_ready=barriers(CFG.query_stages, 1),
-        q_empty=barriers(CFG.query_stages, NC),
+        q_empty=barriers(CFG.query_stages, NC + 2 if FP4 else NC),
         k_ready=barriers(CFG.key_stages, 1),
         k_empty=barriers(CFG.key_stages, 1),
         item_ready=barriers(CFG.query_stages, 1),
@@ -452,11 +494,27 @@ def decode_scores_kernel(  # noqa: PLR0913
     work = DecodeScores(smem, bars, requests, total_q, columns, part, zero)
     wait_for_kernel_before()
     R: gl.constexpr = REGISTERS
-    if NC == 2:
+    if FP4:
+        gl.static_assert(NC == 2, "FP4 keys leave registers for two consumers")
+        fp4 = allocate_codes(smem.k, CFG)
+        rings, loads = loaded(smem, bars, fp4, CFG)
+        loading = DecodeScores(rings, loads, requests, total_q, columns, part, zero)
         gl.warp_specialize(
             [
-                (consumer, (work, weights, out, 0, CFG, HEADS)),
-                (consumer, (work, weights, out, 1, CFG, HEADS)),
+                (consumer, (work, fp4, weights, out, 0, CFG, HEADS)),
+                (consumer, (work, fp4, weights, out, 1, CFG, HEADS)),
+                (converter, (work, fp4, loads, 0, CFG)),
+                (converter, (work, fp4, loads, 1, CFG)),
+                (producer, (loading, descs, table, seen, CFG, PAGE)),
+            ],
+            [4, 4, 4, 1],
+            [R.consumer, R.converter, R.converter, R.producer],
+        )
+    elif NC == 2:
+        gl.warp_specialize(
+            [
+                (consumer, (work, None, weights, out, 0, CFG, HEADS)),
+                (consumer, (work, None, weights, out, 1, CFG, HEADS)),
                 (producer, (work, descs, table, seen, CFG, PAGE)),
             ],
             [4, 1],
@@ -465,9 +523,9 @@ def decode_scores_kernel(  # noqa: PLR0913
     elif NC == 3:
         gl.warp_specialize(
             [
-                (consumer, (work, weights, out, 0, CFG, HEADS)),
-                (consumer, (work, weights, out, 1, CFG, HEADS)),
-                (consumer, (work, weights, out, 2, CFG, HEADS)),
+                (consumer, (work, None, weights, out, 0, CFG, HEADS)),
+                (consumer, (work, None, weights, out, 1, CFG, HEADS)),
+                (consumer, (work, None, weights, out, 2, CFG, HEADS)),
                 (producer, (work, descs, table, seen, CFG, PAGE)),
             ],
             [4, 4, 1],
@@ -476,10 +534,10 @@ def decode_scores_kernel(  # noqa: PLR0913
     else:
         gl.warp_specialize(
             [
-                (consumer, (work, weights, out, 0, CFG, HEADS)),
-                (consumer, (work, weights, out, 1, CFG, HEADS)),
-                (consumer, (work, weights, out, 2, CFG, HEADS)),
-                (consumer, (work, weights, out, 3, CFG, HEADS)),
+                (consumer, (work, None, weights, out, 0, CFG, HEADS)),
+                (consumer, (work, None, weights, out, 1, CFG, HEADS)),
+                (consumer, (work, None, weights, out, 2, CFG, HEADS)),
+                (consumer, (work, None, weights, out, 3, CFG, HEADS)),
                 (producer, (work, descs, table, seen, CFG, PAGE)),
             ],
             [4, 4, 4, 1],

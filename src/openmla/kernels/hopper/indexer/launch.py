@@ -21,7 +21,7 @@ from openmla.kernels.gluon.indexer_operands import (
 )
 from openmla.kernels.gluon.indexer_records import ScoresConfig
 from openmla.kernels.hopper.indexer.decode_scores import decode_scores_kernel
-from openmla.kernels.hopper.indexer.plan import HopperScoresConfig
+from openmla.kernels.hopper.indexer.plan import ConvertingRegisters, HopperScoresConfig
 from openmla.kernels.hopper.indexer.records import DecodeScoresConfig, Registers
 from openmla.kernels.hopper.indexer.scores import scores_kernel
 from openmla.planning import Plan
@@ -43,7 +43,8 @@ def calls(plan: Plan, op: ScoresOperands, out: Tensor) -> Iterator[Call]:
 def _scores(config: HopperScoresConfig, op: ScoresOperands, out: Tensor) -> Call:
     arguments = {
         **scores_arguments(op, out, config.box_rows, config.tile_queries),
-        "REGISTERS": Registers(config.registers.consumer, config.registers.producer),
+        "REGISTERS": registers_of(config),
+        "FP4": config.fp4,
         "num_warps": 4,
     }
     if config.shared_queries:
@@ -61,6 +62,13 @@ def _scores(config: HopperScoresConfig, op: ScoresOperands, out: Tensor) -> Call
     }
     work_items = -(-op.q.shape[0] // config.block_queries) * arguments["chunks"]
     return Call(scores_kernel, min(work_items, config.sm_count), arguments, SOURCES)
+
+
+def registers_of(config: HopperScoresConfig) -> Registers:
+    """Registers of the partitions."""
+    chosen = config.registers
+    converter = chosen.converter if isinstance(chosen, ConvertingRegisters) else 0
+    return Registers(chosen.consumer, chosen.producer, converter)
 
 
 def _decode_scores(

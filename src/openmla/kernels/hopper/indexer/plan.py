@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from openmla.indexer.problem import DIM, IndexProblem
+from openmla.indexer.problem import DIM, KEY_DTYPES, IndexProblem
 from openmla.kernels.gluon.select.plan import SELECTION
 from openmla.kernels.hopper.chip import (
     FP32,
+    WARPGROUP,
     WGMMA_M,
     HopperBlock,
     Registers,
@@ -30,6 +31,29 @@ DECODE_QUERIES = 2
 """Requests with at most so many queries each, in the mean, share their keys with nobody."""
 PIECE_FIELDS, DECODE_FIELDS = 4, 5
 BOX_STEP = 32  # rows: a copy of fp32 scales begins at a multiple of 128 bytes of shared memory
+
+
+@dataclass(frozen=True)
+class ConvertingRegisters(Registers):
+    """Registers of consumers, the producer's warp-group and the one that converts FP4 keys."""
+
+    converter: int = 0
+    converter_groups: int = 1
+
+    @cached_property
+    def threads(self) -> int:
+        """Threads of all warp-groups."""
+        return WARPGROUP * (self.consumer_groups + self.converter_groups + 1)
+
+    @cached_property
+    def total(self) -> int:
+        """Registers of the block after setmaxnreg."""
+        return super().total + WARPGROUP * self.converter_groups * self.converter
+
+    @cached_property
+    def worker_warps(self) -> int:
+        """Warps besides the first warp-group; each has a byte of state in shared memory."""
+        return super().worker_warps + 4 * self.converter_groups
 
 
 @dataclass(frozen=True)
@@ -55,6 +79,8 @@ class HopperScoresConfig(HopperBlock):
     """Queries of the tile that all consumers share, 1 or 2; 0: each has a tile of its own."""
     group: int = 32
     """Requests that a producer counts at once, where consumers share queries."""
+    fp4: bool = False
+    """Keys are e2m1: a warp-group converts them, and three consumers have registers beside it."""
 
     @cached_property
     def tile_queries(self) -> int:
@@ -69,6 +95,11 @@ class HopperScoresConfig(HopperBlock):
     @cached_property
     def registers(self) -> Registers:
         """Registers of the warp-groups; up to 64 of a consumer are the accumulator."""
+        if self.fp4:
+            if self.shared_queries:
+                consumer, converter = (136, 72) if self.tile_columns > 64 else (120, 88)
+                return ConvertingRegisters(2, consumer, 56, converter, converter_groups=2)
+            return ConvertingRegisters(3, 128, 24, converter=72)
         if self.shared_queries:
             return Registers(self.consumers, {2: 216, 3: 144, 4: 104}[self.consumers], 56)
         return Registers(self.consumers, 112 if self.consumers == 4 else 160, 24)
@@ -88,6 +119,13 @@ class HopperScoresConfig(HopperBlock):
         yield Wanted("Q", "q", q, align=128)
         yield Wanted("K", "k", self.stages * self.BN * DIM, align=128)
         yield Wanted("k_scale", "k", self.stages * self.BN * FP32, align=128)
+        if self.fp4:
+            keys = self.stages * self.BN
+            yield Wanted("codes", "k", keys * DIM // 2, align=128)
+            yield Wanted("exponents", "k", keys * FP32, align=128)
+            yield Wanted("wide keys", "k", keys * FP32)
+            yield Wanted("any wide", "info", self.stages * WARPGROUP // 32 * 4)
+            yield from barriers(("codes ready", self.stages), ("codes empty", self.stages))
         fields = DECODE_FIELDS if self.shared_queries else PIECE_FIELDS
         yield Wanted("pieces", "info", self.query_stages * fields * 4)
         yield from barriers(
@@ -100,6 +138,7 @@ class HopperScoresConfig(HopperBlock):
         # What partitions are called with goes through shared memory (triton 3.6.0).
         counted = 272 if self.page_size else 240
         arguments = 288 if self.shared_queries else counted
+        arguments += 96 if self.fp4 else 0
         yield Wanted("arguments", "scratch", arguments, align=8)
         yield from launch_tail(self.registers, epilogue=0)
 
@@ -132,10 +171,14 @@ class HopperScoresConfig(HopperBlock):
 
 def _scores(problem: IndexProblem, target: Target) -> HopperScoresConfig:
     config = HopperScoresConfig(problem.heads, problem.page_size, target.sm_count)
+    if problem.key_dtype == "e2m1":
+        config = replace(config, fp4=True, consumers=3)
     if problem.page_size and problem.total_q <= DECODE_QUERIES * problem.batch:
         queries = 2 if problem.total_q > problem.batch and 2 * problem.heads <= COLUMNS else 1
         # An accumulator of 128 columns has room in the registers of three consumers.
         consumers, stages = (3, 9) if queries * problem.heads > 64 else (4, 8)
+        if config.fp4:
+            consumers, stages = 2, 6
         shared = replace(config, shared_queries=queries, consumers=consumers, stages=stages)
         return replace(shared, group=32 if problem.batch <= 32 else 128)
     return config
@@ -155,7 +198,9 @@ def _scores_block(config: HopperScoresConfig, problem: IndexProblem) -> Block:
 INDEX_KERNELS = (
     Kernel(
         name="scores",
-        serves=index_scores(OneOf(32, 64, 128), Range(0, 1024, BOX_STEP)),
+        serves=index_scores(
+            OneOf(32, 64, 128), Range(0, 1024, BOX_STEP), key_dtype=OneOf(*KEY_DTYPES)
+        ),
         config=HopperScoresConfig,
         choose=_scores,
         finds_windows=lambda config: config.shared_queries > 0,

@@ -8,6 +8,26 @@ class Registers(NamedTuple):
 
     consumer: int
     producer: int
+    converter: int = 0
+    """Of FP4 keys."""
+
+
+class Scores(NamedTuple):
+    """Operands of the scores of many queries, and what its consumers share."""
+
+    smem: Any
+    """SharedTiles."""
+    bars: Any
+    """ScoresBarriers."""
+    windows: Any
+    """WindowPointers."""
+    weights: Any
+    """Matrix."""
+    out: Any
+    """Matrix."""
+    total_q: Any
+    columns: Any
+    """Columns of the scores that can be written."""
 
 
 class DecodeScoresConfig(NamedTuple):
@@ -90,3 +110,18 @@ class TileWindows(NamedTuple):
     second: Any
     third: Any
     fourth: Any
+
+
+class Fp4Tiles(NamedTuple):
+    """Rings of keys that are FP4, beside SharedTiles: as they are loaded, and what was found."""
+
+    tiles: Any
+    """e4m3 tiles of 64 keys that they become: SharedTiles.k."""
+    codes: Any
+    """e2m1, two columns to a byte."""
+    exponents: Any
+    """Of a key, in one word."""
+    wide: Any
+    """The exponents of keys that are wide, 0 of all others (fp4_keys.py)."""
+    any_wide: Any
+    """For each warp that converts, whether it found one in the stage."""

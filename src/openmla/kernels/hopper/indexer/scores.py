@@ -6,6 +6,7 @@
 |---|---|---|
 | consumer 0 … 3 | 4 each | its 128 / HEADS queries against every block of keys |
 | producer | 1 | fetches work items, loads queries, keys and scales by TMA (indexer_work.py) |
+| converter | 4 | where keys are FP4: makes e4m3 tiles of them, for three consumers (fp4_keys.py) |
 
 Keys are wgmma's M (64 rows), the heads of a consumer's queries its N = 128, the 128 columns of a
 key its K, so the sum over heads stays inside a quad of threads. Queries are divided among the
@@ -44,7 +45,13 @@ from openmla.kernels.gluon.indexer_work import (
     weights_of,
     window_of,
 )
-from openmla.kernels.hopper.indexer.records import TileWindows
+from openmla.kernels.hopper.indexer.fp4_keys import (
+    allocate_codes,
+    convert_blocks,
+    finish_wide_keys,
+    loaded,
+)
+from openmla.kernels.hopper.indexer.records import Scores, TileWindows
 
 WARPS = gl.constexpr(4)  # of a consumer
 
@@ -113,14 +120,24 @@ def tile_windows(windows, query, line, total_q, columns, QUERIES: gl.constexpr, 
 
 
 @gluon.jit
+def converter(smem, fp4, bars, loads, CFG: gl.constexpr):
+    """Convert the keys of every work item. smem: SharedTiles; fp4: Fp4Tiles; bars: ScoresBarriers
+    of the tiles, and `loads` of the codes."""
+    turn = gl.program_id(0) * 0
+    it = turn
+    blocks = next_item(smem, bars, turn, CFG, WARPS)
+    while blocks > 0:
+        mbarrier.arrive(bars.q_empty.index(turn % CFG.query_stages), count=1)
+        convert_blocks(smem, fp4, bars, loads, it, blocks, 0, 1, CFG)
+        it += blocks
+        turn += 1
+        blocks = next_item(smem, bars, turn, CFG, WARPS)
+
+
+@gluon.jit
 def consumer(
-    smem,
-    bars,
-    windows,
-    weights,
-    out,
-    total_q,
-    columns,
+    work,
+    fp4,
     WHO: gl.constexpr,
     CFG: gl.constexpr,
     HEADS: gl.constexpr,
@@ -128,8 +145,15 @@ def consumer(
 ):
     """Multiply query tile WHO of every work item with the item's keys, 64 at a time.
 
-    smem: SharedTiles; bars: ScoresBarriers; windows: WindowPointers; weights, out: Matrix.
+    work: Scores; fp4: Fp4Tiles, None of other keys.
     """
+    smem = work.smem
+    bars = work.bars
+    windows = work.windows
+    weights = work.weights
+    out = work.out
+    total_q = work.total_q
+    columns = work.columns
     BN: gl.constexpr = CFG.block_keys
     ST: gl.constexpr = CFG.key_stages
     QS: gl.constexpr = CFG.query_stages
@@ -163,7 +187,7 @@ def consumer(
                 S_next = warpgroup_mma(k, q, zero, use_acc=False, is_async=True)
                 scale = smem.scales.index(stage * SUB + j).load(RL)
                 S = warpgroup_mma_wait(0, deps=(S_next,))
-                if j == SUB - 1:
+                if j == SUB - 1 and fp4 is None:
                     mbarrier.arrive(bars.k_empty.index(stage), count=1)
                 finish(
                     S,
@@ -176,6 +200,22 @@ def consumer(
                     seen,
                     QUERIES,
                 )
+            if fp4 is not None:
+                finish_wide_keys(
+                    fp4,
+                    stage,
+                    smem.q.index(slot * CFG.tiles + WHO),
+                    weights,
+                    query,
+                    total_q,
+                    out,
+                    key,
+                    seen,
+                    CFG,
+                    QUERIES,
+                    HEADS,
+                )
+                mbarrier.arrive(bars.k_empty.index(stage), count=1)
             it += 1
         mbarrier.arrive(bars.q_empty.index(slot), count=1)
         turn += 1
@@ -206,33 +246,58 @@ def scores_kernel(  # noqa: PLR0913
     PAGE: gl.constexpr,
     REGISTERS: gl.constexpr,
     LAYOUT: gl.constexpr,
+    FP4: gl.constexpr = False,
 ):
     """Scores of all queries; CFG: ScoresConfig with a query tile for each of 3 or 4 consumers.
-    REGISTERS: Registers. LAYOUT: of shared tiles whose rows have 128 bytes."""
+    REGISTERS: Registers. LAYOUT: of shared tiles whose rows have 128 bytes. FP4: keys are e2m1,
+    and s_desc has their exponents."""
     NC: gl.constexpr = CFG.tiles
-    q_smem, k_smem, scales = allocate_tiles(q_desc, k_desc, CFG, LAYOUT)
+    q_smem, k_smem, scales = allocate_tiles(q_desc, CFG, LAYOUT)
     smem = SharedTiles(items=allocate_items(CFG), q=q_smem, k=k_smem, scales=scales)
-    bars = allocate_barriers(CFG, NC, NC)
+    bars = allocate_barriers(CFG, NC + 1 if FP4 else NC, NC)
     windows = WindowPointers(starts_ptr, ends_ptr, sequences_ptr, longest_ptr)
     weights = Matrix(weights_ptr, weights_stride)
     out = Matrix(out_ptr, out_stride)
     table = Matrix(table_ptr, table_stride)
     descs = Descriptors(q=q_desc, k=k_desc, scales=s_desc)
-    if NC == 3:
+    work = Scores(smem, bars, windows, weights, out, total_q, columns)
+    if FP4:
+        gl.static_assert(NC == 3, "FP4 keys leave registers for three consumers")
+        fp4 = allocate_codes(smem.k, CFG)
+        rings, loads = loaded(smem, bars, fp4, CFG)
         gl.warp_specialize(
             [
+                (consumer, (work, fp4, 0, CFG, HEADS, PAGE)),
+                (consumer, (work, fp4, 1, CFG, HEADS, PAGE)),
+                (consumer, (work, fp4, 2, CFG, HEADS, PAGE)),
+                (converter, (smem, fp4, bars, loads, CFG)),
                 (
-                    consumer,
-                    (smem, bars, windows, weights, out, total_q, columns, 0, CFG, HEADS, PAGE),
+                    producer,
+                    (
+                        descs,
+                        rings,
+                        loads,
+                        windows,
+                        table,
+                        counter_ptr,
+                        total_q,
+                        columns,
+                        chunks,
+                        CFG,
+                        HEADS,
+                        PAGE,
+                    ),
                 ),
-                (
-                    consumer,
-                    (smem, bars, windows, weights, out, total_q, columns, 1, CFG, HEADS, PAGE),
-                ),
-                (
-                    consumer,
-                    (smem, bars, windows, weights, out, total_q, columns, 2, CFG, HEADS, PAGE),
-                ),
+            ],
+            [4, 4, 4, 1],
+            [REGISTERS.consumer, REGISTERS.consumer, REGISTERS.converter, REGISTERS.producer],
+        )
+    elif NC == 3:
+        gl.warp_specialize(
+            [
+                (consumer, (work, None, 0, CFG, HEADS, PAGE)),
+                (consumer, (work, None, 1, CFG, HEADS, PAGE)),
+                (consumer, (work, None, 2, CFG, HEADS, PAGE)),
                 (
                     producer,
                     (
@@ -257,22 +322,10 @@ def scores_kernel(  # noqa: PLR0913
     else:
         gl.warp_specialize(
             [
-                (
-                    consumer,
-                    (smem, bars, windows, weights, out, total_q, columns, 0, CFG, HEADS, PAGE),
-                ),
-                (
-                    consumer,
-                    (smem, bars, windows, weights, out, total_q, columns, 1, CFG, HEADS, PAGE),
-                ),
-                (
-                    consumer,
-                    (smem, bars, windows, weights, out, total_q, columns, 2, CFG, HEADS, PAGE),
-                ),
-                (
-                    consumer,
-                    (smem, bars, windows, weights, out, total_q, columns, 3, CFG, HEADS, PAGE),
-                ),
+                (consumer, (work, None, 0, CFG, HEADS, PAGE)),
+                (consumer, (work, None, 1, CFG, HEADS, PAGE)),
+                (consumer, (work, None, 2, CFG, HEADS, PAGE)),
+                (consumer, (work, None, 3, CFG, HEADS, PAGE)),
                 (
                     producer,
                     (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from openmla.formats import V4, V32, V41_FP4, V41_SPLIT
+from openmla.formats import NVFP4, V4, V32, V41_FP4, V41_SPLIT
 from openmla.kernels.call import Call
 from openmla.kernels.gluon.ranges.jobs import merge_memory
 from openmla.kernels.jobs import Jobs, Predicted, block_memory, typed
@@ -44,6 +44,10 @@ PROBLEMS = {
     "512+64 sequences, split, not causal, no sink": replace(_SPLIT, causal=False, has_sink=False),
     "512+64 many sequences, split": replace(_SPLIT, batch=128, total_q=128),
     "512+64 sequences, invariant": replace(_SPLIT, total_q=64, invariant=True),
+    "512+64 windows": replace(_SPLIT, window=128),
+    "512+0 windows, 16 heads": replace(
+        _SPLIT, heads=16, batch=128, total_q=128, d_rope=0, rope="none", window=128
+    ),
     # Pages whose blocks are not boxes, and more ranges than the merge has slots.
     "128+32 sequences, split": replace(
         _SPLIT, heads=16, d_nope=128, d_v=128, d_rope=32, page_size=48
@@ -57,6 +61,7 @@ PROBLEMS = {
     ),
     f"{V32.name} workspace": replace(_LONG, total_q=4096, total_k=_MORE_THAN_FIT),
     f"{V32.name} whole pool": replace(_LONG, total_q=4096, total_k=8192),
+    NVFP4.name: replace(_LONG, kv_dtype=NVFP4.name, total_q=4096, total_k=8192),
     "fp8_block32": replace(_FP8, kv_dtype="fp8_block32"),
     "fp8_token 512+0": replace(_FP8, kv_dtype="fp8_token", d_rope=0, rope="none"),
     "fp8_block64 256+32 workspace": replace(
@@ -69,11 +74,13 @@ PROBLEMS = {
         total_k=_MORE_THAN_FIT,
     ),
     f"{V32.name} sequences": replace(_FP8, form="latent", topk=0, total_q=1),
+    f"{V32.name} windows": replace(_FP8, form="latent", topk=0, window=128),
     "fp8_block128 128+32": replace(_FP8, kv_dtype="fp8_block128", d_nope=128, d_v=128, d_rope=32),
 }
 _V4 = replace(_FP8, kv_dtype=V4.name, d_rope=0, rope="none")
 PROBLEMS |= {
     V4.name: _V4,
+    f"{V4.name} windows": replace(_V4, form="latent", topk=0, window=128),
     f"{V4.name} few": replace(_V4, total_q=1, topk=640),
     f"{V4.name} whole pool": replace(_V4, topk=2048, total_q=4096, total_k=8192),
 }
@@ -110,7 +117,8 @@ def predicted(plan: Plan, call: Call) -> Predicted:
     """The kernel that counts rows adds the sums of its warps. Triton 3.9's producer stores nine
     registers where it dequantizes pages, 3.6's none. Where it loads a block of V4's rows ahead,
     3.7's stores nine and 3.9's 28, of a span 42; 3.6's and 3.8's none. Of two sources 3.7's stores
-    three at most, and of an invariant call 3.8's stores one.
+    three at most, and of an invariant call 3.8's stores one. Of windows 3.9's stores 5, 12 and, of
+    V4's rows, 78.
     Partitions are told where sinks lie."""
     if plan.config.few:
         sinks = SINK_ARGUMENT * (plan.problem.has_sink and call.kernel.__name__ == "values_kernel")
@@ -123,6 +131,8 @@ def predicted(plan: Plan, call: Call) -> Predicted:
     spills = 36 if call.arguments.get("SCALED") and plan.problem.form == "latent" else 0
     spills = 4 if plan.problem.invariant else spills
     spills = 168 if call.arguments.get("page_rows") is not None else spills
+    if plan.problem.window:
+        spills = 312 if spills == 168 else 48 if spills else 20
     return replace(block_memory(plan, call), spills=spills)
 
 

@@ -567,6 +567,7 @@ COUNTS = [
     "mean_tiles",
     "page_rows",
     "requests",
+    "window",
     *SECOND_COUNTS,
 ]
 STRIDES = [
@@ -666,6 +667,7 @@ def latent_kernel(  # noqa: PLR0913
     second_stride_row,
     second_scale_page,
     second_scale_row,
+    window,
     ST: gl.constexpr,
     DIMS: gl.constexpr,
     CHUNK: gl.constexpr,
@@ -695,7 +697,7 @@ def latent_kernel(  # noqa: PLR0913
     `Sequences`.
 
     DIMS: `RowColumns`. CHUNK: requests whose
-    work items are numbered together (see source.py). MASK: LISTED, FULL or CAUSAL. OVERLAY: whether
+    work items are numbered together (see source.py). MASK: see records.py. OVERLAY: whether
     P aliases rope. SCALED: columns that share a scale, 0 for plain rows (see dequantize/rows.py).
     REGISTERS: `Registers`. LAYOUTS: `TileLayouts`.
 
@@ -820,6 +822,7 @@ def latent_kernel(  # noqa: PLR0913
         page_rows=page_rows,
         second_keys=second_topk,
         second=second_source,
+        window=window,
     )
     data = CacheRows(
         data_ptr=data_ptr,

@@ -50,7 +50,14 @@ from openmla.kernels.hopper.latent.plan import (
     LatentVariant,
     RowsLaunch,
 )
-from openmla.kernels.hopper.latent.records import CAUSAL, FULL, LISTED, Registers, TileLayouts
+from openmla.kernels.hopper.latent.records import (
+    CAUSAL,
+    FULL,
+    LISTED,
+    WINDOW,
+    Registers,
+    TileLayouts,
+)
 from openmla.operands import (
     AttendOperands,
     LatentOperands,
@@ -202,8 +209,9 @@ def _arguments(plan: Plan, rows: RowsLaunch, op: Operands, results: Results) -> 
     config = plan.config
     if isinstance(op, LatentOperands):
         places = {**sequences(op), **rows_of(op.cache), **NO_SPANS, **NO_SECOND}
+        places["window"] = op.window or None
     else:
-        places = {**lists(config, op), **sources_of(op)}
+        places = {**lists(config, op), **sources_of(op), "window": None}
     registers = config.registers_of(rows.dequantizes)
     return {
         **constexprs(config),
@@ -284,7 +292,7 @@ def sequences(op: LatentOperands) -> dict[str, Any]:
         "head_blocks": 1,
         "mean_tiles": mean_tiles(op.q, op.cu_seqlens_q.shape[0] - 1),
         "indices_stride": table.stride(0),
-        "MASK": CAUSAL.value if op.causal else FULL.value,
+        "MASK": (WINDOW if op.window else CAUSAL if op.causal else FULL).value,
     }
 
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 
 from openmla.arithmetic import ceildiv, require_int, round_up, verdict_lines
 from openmla.errors import InvalidArgument
-from openmla.formats import V4, V32_NO_ROPE, V41, V41_FP4, V41_FP4_SPLIT, V41_SPLIT
+from openmla.formats import NVFP4, V4, V32_NO_ROPE, V41, V41_FP4, V41_FP4_SPLIT, V41_SPLIT
 from openmla.kernels.hopper.chip import (
     FP32,
     SMEM_PER_BLOCK,
@@ -35,6 +35,7 @@ from openmla.planning.latent_split import (
     LatentSplit,
     RangeSpace,
     range_space,
+    unsplit_space,
 )
 from openmla.planning.memory import Wanted
 from openmla.planning.serves import GLUON_CACHES
@@ -51,8 +52,9 @@ EPILOGUE_SCRATCH = 2048  # the output's change of layout, 64 columns at a time
 Gather = Literal["indices", "pages"]
 ROW_CACHES = (*GLUON_CACHES, V32_NO_ROPE.name, V4.name)
 """FP8 caches whose rows the producer dequantizes."""
-ONCE_CACHES = (V41.name, V41_SPLIT.name, V41_FP4.name, V41_FP4_SPLIT.name)
-"""Caches whose rows are dequantized before, in every call: those of DeepSeek-V4.1."""
+V41_CACHES = (V41.name, V41_SPLIT.name, V41_FP4.name, V41_FP4_SPLIT.name)
+ONCE_CACHES = (*V41_CACHES, NVFP4.name)
+"""Caches whose rows are dequantized before, in every call: DeepSeek-V4.1's and vLLM's FP4 ones."""
 MOST_ONCE = 65536
 """Rows of their pools that are fast: 36 microseconds by the H200's 550 ns for 1000 others."""
 # A producer that dequantizes FP8 rows needs more registers than one that copies: with 72 it spills
@@ -239,9 +241,13 @@ class HopperLatentConfig(HopperBlock):
         if workspace is not None and workspace.may_overflow:
             ways.append(True)
         rows = tuple(self._rows_launch(problem, dequantizes) for dequantizes in ways)
-        ranges = range_space(self.split, problem) if problem.form == "latent" else None
+        ranges = self._ranges(problem) if problem.form == "latent" else None
         few = self.few if self.few and self.few.queries == problem.total_q else None
         return LatentVariant(few, self.few_queries(problem) is not None, workspace, rows, ranges)
+
+    def _ranges(self, problem: Problem) -> RangeSpace:
+        """How sequences are split and grouped; windows are not split."""
+        return unsplit_space(problem) if problem.window else range_space(self.split, problem)
 
     def few_queries(self, problem: Problem) -> FewQueries | None:
         """Three launches for a problem's lists, if they are faster than one."""
@@ -258,7 +264,8 @@ class HopperLatentConfig(HopperBlock):
         if problem.form == "sparse":  # if every program has one list, there is nothing to draw
             draws = draws and problem.total_q * self.row_blocks > self.sm_count
         whole_blocks = problem.form == "latent" and problem.page_size % B_TOPK == 0
-        boxes = whole_blocks and not dequantizes
+        # A window begins with any row of a page, and no row before it is read.
+        boxes = whole_blocks and not dequantizes and not problem.window
         return RowsLaunch(dequantizes, draws, boxes, requests_together(problem))
 
     # Threads and registers.

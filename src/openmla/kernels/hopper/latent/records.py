@@ -18,6 +18,7 @@ from triton.experimental.gluon import language as gl
 LISTED = gl.constexpr(0)  # rows that lists name, a list for each token
 FULL = gl.constexpr(1)  # keys of sequences, all of which every token of the sequence sees
 CAUSAL = gl.constexpr(2)  # keys of sequences, whose last tokens are the queries
+WINDOW = gl.constexpr(3)  # the same, and each token sees the last of them alone
 # The second source of rows: its arguments are called as the first one's, with this in front.
 SECOND_COUNTS = ["second_topk", "second_rows", "second_page_rows", "second_requests"]
 SECOND_STRIDES = [
@@ -42,7 +43,7 @@ class How(NamedTuple):
     sign: Any
     """Sign of the softmax scale: 1, -1, or 0 where all scores are 0."""
     mask: Any
-    """LISTED, FULL or CAUSAL."""
+    """LISTED, FULL, CAUSAL or WINDOW."""
     wants_logits: Any
     """Whether the largest score of each row is written."""
     p_overlays_rope: Any
@@ -99,7 +100,7 @@ class Sequences(NamedTuple):
     mean_tiles: Any
     """Tiles of a request that has as many tokens as there are on average; any number from 1 on."""
     mask: Any
-    """FULL or CAUSAL."""
+    """FULL, CAUSAL or WINDOW."""
     rest_q: Any
 
 
@@ -139,6 +140,8 @@ class Source(NamedTuple):
     None if it has fields that are.)"""
     second: Any = None
     """A `Source` of further rows of each token, in the same softmax."""
+    window: Any = None
+    """Keys that a token of a sequence sees at most; None: all up to its own."""
 
 
 class TileCounts(NamedTuple):
@@ -199,6 +202,19 @@ class Beginning(NamedTuple):
     """Of the work item, among those of the request."""
 
 
+class WindowTile(NamedTuple):
+    """A `SequenceTile` whose keys begin with the window of its first row."""
+
+    first_token: Any
+    first_row: Any
+    rows: Any
+    seen: Any
+    whole: Any
+    keys: Any
+    since: Any
+    """First key that the rows of the sequence's first token see; may be negative."""
+
+
 class Found(NamedTuple):
     """Where a work item of sequences was found."""
 
@@ -232,7 +248,7 @@ class WorkItem(NamedTuple):
     """What the producer knows of a work item, but for its steps."""
 
     tile: Any
-    """A `ListedTile` or a `RangeTile`."""
+    """A `ListedTile`, a `RangeTile` or a `WindowTile`."""
     box: Any
     """`BoxStart` of Q."""
     first_entry: Any

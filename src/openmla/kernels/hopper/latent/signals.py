@@ -23,7 +23,14 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from openmla.kernels.hopper.latent.records import LISTED, ListedTile, RangeTile, SequenceTile
+from openmla.kernels.hopper.latent.records import (
+    LISTED,
+    WINDOW,
+    ListedTile,
+    RangeTile,
+    SequenceTile,
+    WindowTile,
+)
 
 WARPS = gl.constexpr(4)
 FIELDS = gl.constexpr(8)  # of a work item in `info`
@@ -31,7 +38,7 @@ STEPS = gl.constexpr(0)
 # Fields of a ListedTile.
 TOKEN = gl.constexpr(1)
 FIRST_HEAD = gl.constexpr(2)
-# Fields of a SequenceTile, and of a RangeTile.
+# Fields of a SequenceTile, and of a RangeTile or a WindowTile.
 FIRST_TOKEN = gl.constexpr(1)
 FIRST_ROW = gl.constexpr(2)
 ROWS = gl.constexpr(3)
@@ -39,6 +46,7 @@ SEEN = gl.constexpr(4)
 WHOLE = gl.constexpr(5)
 KEYS = gl.constexpr(6)
 SLOT = gl.constexpr(7)
+SINCE = gl.constexpr(7)
 
 
 @gluon.jit
@@ -164,7 +172,9 @@ def publish_work_item(info, bars, turn, tile, steps, source):
         put(info, number, SEEN, tile.seen)
         put(info, number, WHOLE, tile.whole)
         put(info, number, KEYS, tile.keys)
-        if source.part_rows is not None:
+        if source.window is not None:
+            put(info, number, SINCE, tile.since)
+        elif source.part_rows is not None:
             put(info, number, SLOT, tile.slot)
     mbarrier.arrive(bars.item_ready.index(number), count=1)
 
@@ -172,12 +182,22 @@ def publish_work_item(info, bars, turn, tile, steps, source):
 @gluon.jit
 def read_work_item(info, bars, turn, MASK: gl.constexpr, SPLIT: gl.constexpr):
     """(tile, steps) of work item number `turn`, as `publish_work_item` wrote them: a `ListedTile`,
-    a `RangeTile` where requests may be split, else a `SequenceTile`."""
+    a `WindowTile` of windows, a `RangeTile` where requests may be split, else a `SequenceTile`."""
     number = turn & 1
     mbarrier.wait(bars.item_ready.index(number), (turn >> 1) & 1)
     steps = get(info, number, STEPS)
     if MASK == LISTED:
         tile = ListedTile(token=get(info, number, TOKEN), first_head=get(info, number, FIRST_HEAD))
+    elif MASK == WINDOW:
+        tile = WindowTile(
+            first_token=get(info, number, FIRST_TOKEN),
+            first_row=get(info, number, FIRST_ROW),
+            rows=get(info, number, ROWS),
+            seen=get(info, number, SEEN),
+            whole=get(info, number, WHOLE),
+            keys=get(info, number, KEYS),
+            since=get(info, number, SINCE),
+        )
     elif SPLIT:
         tile = RangeTile(
             first_token=get(info, number, FIRST_TOKEN),

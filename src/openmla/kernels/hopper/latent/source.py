@@ -54,7 +54,9 @@ from openmla.kernels.gluon.ranges.rule import ranges_of, request_of
 from openmla.kernels.gluon.scores import opaque_zero
 from openmla.kernels.hopper.latent.records import (
     CAUSAL,
+    FULL,
     LISTED,
+    WINDOW,
     Beginning,
     BoxEntry,
     BoxStart,
@@ -63,6 +65,7 @@ from openmla.kernels.hopper.latent.records import (
     RangeTile,
     TokenList,
     TokenRange,
+    WindowTile,
     Work,
     WorkItem,
 )
@@ -142,6 +145,8 @@ def work_of(first, source, CHUNK: gl.constexpr):
     _start, tokens, keys = request_of(numbers, requests_of(source))
     rows = tokens * source.sequences.heads
     tiles = tiles_of(rows)
+    if source.window is not None:
+        keys = gl.minimum(keys, source.window + ROWS)  # of a tile, at most
     parts, bits = ranges_of(rows, keys, source.range_bits, source.part_rows is not None)
     full = 1 << (bits - STEP_BITS)
     last = steps_of(keys - gl.where(parts > 1, (parts - 1) << bits, 0))
@@ -254,6 +259,57 @@ def find_paged(found, source, NEXT, CHUNK: gl.constexpr):
 
 
 @gluon.jit
+def number_of(found, begun, FIRST: gl.constexpr):
+    """(number of a work item among those of its request, whether there is one); see work_item.
+    begun: how many of them programs begin with."""
+    number = found.within
+    exists = found.sequence >= 0
+    if FIRST:
+        exists &= number < begun
+    else:
+        number += begun
+    return number, exists
+
+
+@gluon.jit
+def windowed_work_item(found, source, FIRST: gl.constexpr):
+    """What source.work_item returns for sequences with windows; the tile is a `WindowTile`. No key
+    before the first row's window is read: keys are counted from there."""
+    heads = source.sequences.heads
+    sequence = gl.maximum(found.sequence, 0)
+    start, q_len, keys = request_of(sequence, requests_of(source))
+    rows = q_len * heads
+    tiles = tiles_of(rows)
+    begun = begun_with(sequence, tiles, tiles * 0 + 1, source)
+    number, exists = number_of(found, begun, FIRST)
+    tiles = gl.maximum(tiles, 1)
+    row = (tiles - 1 - number % tiles) * ROWS
+    seen = keys - q_len + 1
+    first = gl.minimum(seen + row // heads, keys)
+    stop = gl.minimum(seen + (gl.minimum(row + ROWS, rows) - 1) // heads, keys)
+    skipped = gl.maximum(first - source.window, 0)
+    steps = gl.maximum((stop - skipped + (STEP - 1)) // STEP, 1)
+    seen -= skipped
+    tile = WindowTile(
+        first_token=start,
+        first_row=row,
+        rows=rows,
+        seen=seen,
+        whole=first - skipped,
+        keys=keys - skipped,
+        since=seen - source.window,
+    )
+    item = WorkItem(
+        tile=tile,
+        box=BoxStart(outer=number * 0, row=start * heads + row),
+        first_entry=sequence.to(gl.int64) * source.table_stride,
+        skipped=skipped,
+        stop=stop,
+    )
+    return item, gl.where(exists, steps, 0)
+
+
+@gluon.jit
 def paged_work_item(found, source, FIRST: gl.constexpr):
     """What source.work_item returns, for sequences; the tile is a `RangeTile`."""
     heads = source.sequences.heads
@@ -264,14 +320,8 @@ def paged_work_item(found, source, FIRST: gl.constexpr):
     tiles = tiles_of(rows)
     parts, bits = ranges_of(rows, keys, source.range_bits, SPLIT)
     begun = begun_with(sequence, tiles, parts, source)
-    number = found.within
-    full = begun
-    exists = found.sequence >= 0
-    if FIRST:
-        exists &= number < begun
-    else:
-        number += begun
-        full += found.full
+    number, exists = number_of(found, begun, FIRST)
+    full = begun + found.full
     tiles = gl.maximum(tiles, 1)
     row = (tiles - 1 - number % tiles) * ROWS
     skipped = number * 0
@@ -384,7 +434,9 @@ def work_item(found, source, counts, FIRST: gl.constexpr = False):
     Every work item has at least one step; 0 steps: there is none. counts: the `TileCounts` of
     lists.
     """
-    if source.sequences is not None:
+    if source.window is not None:
+        return windowed_work_item(found, source, FIRST)
+    elif source.sequences is not None:
         return paged_work_item(found, source, FIRST)
     else:
         # The halves of a token are neighbors, so that they find each other's rows in L2.
@@ -520,12 +572,18 @@ def locate(source, index, rows):
 def hide_unseen(S, tile, first, heads, MASK: gl.constexpr):
     """Scores of keys `first` … of a sequence's tile, -inf for keys that a row does not see."""
     SL: gl.constexpr = S.type.layout
-    if first + S.shape[1] > tile.whole:
+    some = first + S.shape[1] > tile.whole
+    if MASK == WINDOW:
+        some = some | (first < tile.since + (tile.first_row + (ROWS - 1)) // heads)
+    if some:
         key = gl.arange(0, S.shape[1], gl.SliceLayout(0, SL)) + first
         last = gl.zeros([S.shape[0]], gl.int32, gl.SliceLayout(1, SL)) + tile.keys
-        if MASK == CAUSAL:
+        if MASK != FULL:
             row = gl.arange(0, S.shape[0], gl.SliceLayout(1, SL)) + tile.first_row
             last = gl.minimum(tile.seen + row // heads, last)
+            if MASK == WINDOW:
+                since = tile.since + row // heads
+                S = gl.where(key[None, :] < since[:, None], float("-inf"), S)
         S = gl.where(key[None, :] < last[:, None], S, float("-inf"))
     return S
 

@@ -192,16 +192,6 @@ class RangeTile(NamedTuple):
     """First row of the tile in the workspace; -1 if the range is all keys of the sequence."""
 
 
-class Beginning(NamedTuple):
-    """What a program begins with: no other request has to be looked at."""
-
-    request: Any
-    turn: Any
-    """How often every request had a turn before."""
-    number: Any
-    """Of the work item, among those of the request."""
-
-
 class WindowTile(NamedTuple):
     """A `SequenceTile` whose keys begin with the window of its first row."""
 
@@ -213,6 +203,16 @@ class WindowTile(NamedTuple):
     keys: Any
     since: Any
     """First key that the rows of the sequence's first token see; may be negative."""
+
+
+class Beginning(NamedTuple):
+    """What a program begins with: no other request has to be looked at."""
+
+    request: Any
+    turn: Any
+    """How often every request had a turn before."""
+    number: Any
+    """Of the work item, among those of the request."""
 
 
 class Found(NamedTuple):

@@ -259,19 +259,6 @@ def find_paged(found, source, NEXT, CHUNK: gl.constexpr):
 
 
 @gluon.jit
-def number_of(found, begun, FIRST: gl.constexpr):
-    """(number of a work item among those of its request, whether there is one); see work_item.
-    begun: how many of them programs begin with."""
-    number = found.within
-    exists = found.sequence >= 0
-    if FIRST:
-        exists &= number < begun
-    else:
-        number += begun
-    return number, exists
-
-
-@gluon.jit
 def windowed_work_item(found, source, FIRST: gl.constexpr):
     """What source.work_item returns for sequences with windows; the tile is a `WindowTile`. No key
     before the first row's window is read: keys are counted from there."""
@@ -281,9 +268,13 @@ def windowed_work_item(found, source, FIRST: gl.constexpr):
     rows = q_len * heads
     tiles = tiles_of(rows)
     begun = begun_with(sequence, tiles, tiles * 0 + 1, source)
-    number, exists = number_of(found, begun, FIRST)
+    exists = found.sequence >= 0
+    number = found.within + begun
+    if FIRST:
+        number = found.within
+        exists = exists & (found.within < begun)
     tiles = gl.maximum(tiles, 1)
-    row = (tiles - 1 - number % tiles) * ROWS
+    row = (tiles - number % tiles - 1) * ROWS
     seen = keys - q_len + 1
     first = gl.minimum(seen + row // heads, keys)
     stop = gl.minimum(seen + (gl.minimum(row + ROWS, rows) - 1) // heads, keys)
@@ -301,7 +292,7 @@ def windowed_work_item(found, source, FIRST: gl.constexpr):
     )
     item = WorkItem(
         tile=tile,
-        box=BoxStart(outer=number * 0, row=start * heads + row),
+        box=BoxStart(outer=found.within * 0, row=start * heads + row),
         first_entry=sequence.to(gl.int64) * source.table_stride,
         skipped=skipped,
         stop=stop,
@@ -320,8 +311,14 @@ def paged_work_item(found, source, FIRST: gl.constexpr):
     tiles = tiles_of(rows)
     parts, bits = ranges_of(rows, keys, source.range_bits, SPLIT)
     begun = begun_with(sequence, tiles, parts, source)
-    number, exists = number_of(found, begun, FIRST)
-    full = begun + found.full
+    number = found.within
+    full = begun
+    exists = found.sequence >= 0
+    if FIRST:
+        exists &= number < begun
+    else:
+        number += begun
+        full += found.full
     tiles = gl.maximum(tiles, 1)
     row = (tiles - 1 - number % tiles) * ROWS
     skipped = number * 0

@@ -36,6 +36,7 @@ import triton
 from torch import Tensor
 
 from openmla.aot.operands import operands_of
+from openmla.arithmetic import round_up
 from openmla.backward.problem import BackwardProblem
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.explain.support import FEATURES
@@ -110,6 +111,8 @@ def varied(problem: AnyProblem, rng: random.Random) -> AnyProblem:
         drawn |= {"has_topk_lengths": False, "wants_max_logits": False}
     if isinstance(problem, BackwardProblem):
         drawn |= {"wants_lse": True, "wants_max_logits": False}
+    if getattr(problem, "form", "") == "latent":  # its rows are those of whole pages
+        drawn["total_k"] = round_up(drawn["total_k"], drawn["page_size"])
     own = {field.name for field in dataclasses.fields(problem)}
     return dataclasses.replace(problem, **{n: x for n, x in drawn.items() if n in own})
 

@@ -36,12 +36,9 @@ FINDING, PER_1000_ENTRIES = 8_000, 23
 # times as long as finding some: then neither way is far behind, whether few or all are named.
 WHOLE = 2.6
 # Rows worth dequantizing for each step of a program, once they are found. If more are named, they
-# are dequantized in the kernel after all, and were found in vain: rows all over a large pool, whose
-# claims miss the L2 cache (13, 29, 118 and 376 microseconds for 64, 256, 1024 and 4096 lists of
-# 2048 of 4,194,304 rows; H200, 2026-11-19). That may take a fifteenth longer.
+# are dequantized in the kernel after all, and were found in vain: that may take a tenth longer.
 ROWS_PER_STEP = 6000
-PER_1000_SCATTERED = 45
-IN_VAIN = 15
+IN_VAIN = 10
 STEP = 128  # keys
 DEQUANTIZED_CAP = 512 * 1024 * 1024
 # The workspace for rows that lists name holds 1,000,000 of 512 + 64 columns; it makes 4096 queries
@@ -105,16 +102,11 @@ class CacheRead:
         """Nanoseconds until it is known which rows are named, and where they go."""
         return FINDING + _of_1000(self.entries, PER_1000_ENTRIES) if self.mapped else 0
 
-    @property
-    def _finding_scattered(self) -> int:
-        """The same, where they are all over a large pool."""
-        return FINDING + _of_1000(self.entries, PER_1000_SCATTERED) if self.mapped else 0
-
     def _too_slow(self) -> str:
         """By the times above; where not all rows may fit, by what would be in vain."""
         in_kernel = self.in_kernel_step * self.steps
         if self.rows > self.capacity:
-            slow = self._finding_scattered * IN_VAIN > in_kernel
+            slow = self._finding * IN_VAIN > in_kernel
         else:
             once = LAUNCH * self.pools + _of_1000(self.rows, PER_1000_ROWS)
             once += COPIED_STEP * self.steps
@@ -211,19 +203,16 @@ def listed_cache_read(
 
     4096 queries name at most 1,000,000 rows of such a pool, in 16.8 million visits. A workspace
     holds them; dequantizing so many costs less than the visits save. 64 queries of 128 heads are
-    one tile, 16 steps, for each of 132 programs: too few for 131072 rows, if so many are named, and
-    even for finding that out. 1024 queries are worth it. A small pool is dequantized whole.
+    one tile, 16 steps, for each of 132 programs: too few for 131072 rows, if so many are named.
+    A small pool is dequantized whole.
 
     >>> v32 = {"topk": 2048, "pool": 1_000_000, "row_blocks": 2, "width": 576, "programs": 132}
     >>> many = listed_cache_read(4096, **v32)
     >>> many.mode, many.rows, many.capacity, many.steps
     ('workspace', 1000000, 1000000, 1008)
     >>> few = listed_cache_read(64, **v32)
-    >>> few.mode, few.steps, few.rows, few.capacity
-    ('in_kernel', 16, 131072, 96000)
-    >>> more = listed_cache_read(1024, **v32 | {"pool": 4_194_304})
-    >>> more.mode, more.steps, more.rows, more.capacity, more.mapped
-    ('workspace', 256, 2097152, 1000000, 4194304)
+    >>> few.mode, few.steps, few.rows, few.capacity, few.mapped
+    ('workspace', 16, 131072, 96000, 1000000)
     >>> small = listed_cache_read(64, **v32 | {"pool": 8192})
     >>> small.mode, small.rows, small.mapped
     ('workspace', 8192, 0)

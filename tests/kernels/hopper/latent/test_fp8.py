@@ -378,10 +378,8 @@ def test_the_plan_explains_its_choice() -> None:
         "once into a workspace of 1000000 x 1152 = 1152000000 bytes: 16777216 visits, 1008 steps "
         "of a program",
     )
-    for more in (read(total_k=2_000_000), read(total_k=4_000_000, total_q=1024)):
+    for more in (read(total_k=2_000_000), read(total_q=64)):
         assert more[0] == "workspace" and more[1].endswith("if more are named, in the kernel")
-    mode, line = read(total_q=64)  # not worth finding out how many are named
-    assert mode == "in_kernel" and "16 steps of a program over 131072 rows do not repay" in line
     mode, line = read(total_k=8192, total_q=64)
     assert mode == "workspace" and "quantized cache: all rows are dequantized once" in line
     mode, line = read(total_q=64, topk=128, total_k=2**23)

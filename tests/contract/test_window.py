@@ -193,7 +193,10 @@ def test_it_compiles_as_one_graph() -> None:
     assert formula.same_bits(attend(call["q"]), openmla.mla_prefill(**call, window=3))
 
 
-OWN_KERNELS = {"dense": {"hopper", "blackwell", "cdna4"}, "latent": {"blackwell", "cdna4"}}
+OWN_KERNELS = {
+    "dense": {"hopper", "blackwell", "cdna4"},
+    "latent": {"hopper", "blackwell", "cdna4"},
+}
 """Families that serve a window beside the portable kernels and the CPU's."""
 CHIPS = {"h200": "hopper", "b200": "blackwell", "mi355x": "cdna4", "a100": "portable"}
 
@@ -217,11 +220,13 @@ def test_own_kernels_take_it_and_elsewhere_auto_is_the_portable_one(
 
 
 def test_a_form_that_never_ran_on_a_chip_is_simulated_there() -> None:
-    """Beside one that did, of the same kernel."""
-    windowed = plan(DENSE, target="h200")
-    assert windowed.word == "simulated" and windowed.runs_today
-    assert "never on the chip itself" in windowed.meaning
-    assert plan(replace(DENSE, window=0), target="h200").word == "measured"
+    """Beside one that did, of the same kernel. Windows did, over bf16 rows."""
+    narrow = {"d_rope": 0, "rope": "none"}
+    unpacked = plan(replace(LATENT, **narrow, kv_dtype="fp8_584"), target="h200")
+    assert unpacked.word == "simulated" and unpacked.runs_today
+    assert "never on the chip itself" in unpacked.meaning
+    assert plan(replace(LATENT, **narrow), target="h200").word == "measured"
+    assert plan(DENSE, target="h200").word == "measured"
 
 
 @pytest.mark.parametrize(

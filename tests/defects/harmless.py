@@ -644,8 +644,8 @@ HARMLESS: tuple[Harmless, ...] = (
     Harmless(
         "kernels/gluon/ranges/merge.py",
         "load_parts",
-        "sums = gl.load(here, mask=ok[:, :, None], other=0.0)",
-        "sums = gl.load(here, mask=ok[:, :, None], other=(0.0) + 1)",
+        'sums = gl.load(here, mask=ok[:, :, None], other=0.0, eviction_policy="evict_first")',
+        'sums = gl.load(here, mask=ok[:, :, None], other=(0.0) + 1, eviction_policy="evict_first")',
         "Ranges that are not there have a maximum of -inf, so their weight is 0.",
     ),
     Harmless(
@@ -937,13 +937,6 @@ HARMLESS: tuple[Harmless, ...] = (
         "The second fence publishes nothing that the first did not.",
     ),
     Harmless(
-        "kernels/blackwell/sparse/rows.py",
-        "kv_valid_producer",
-        "gl.reshape(ok.to(gl.int32), [BYTES, 8])",
-        "gl.reshape(ok, [BYTES, 8])",
-        "A truth value that is shifted by a number of 32 bits becomes one.",
-    ),
-    Harmless(
         "kernels/blackwell/sparse/mma.py",
         "output",
         "COLUMNS: gl.constexpr = MAP.scores - MAP.output",
@@ -952,9 +945,9 @@ HARMLESS: tuple[Harmless, ...] = (
     ),
     Harmless(
         "kernels/blackwell/sparse/rows_fp8.py",
-        "load_scales_to_smem",
-        "mask=ok, other=0.0))",
-        "mask=ok, other=(0.0) + 1))",
+        "store_scales",
+        "scale = gl.load(scales.base + at + block, mask=ok, other=0.0)",
+        "scale = gl.load(scales.base + at + block, mask=ok, other=(0.0) + 1)",
         "Rows whose index does not count are gathered from nowhere: zeros, whatever they are multiplied with.",
     ),
     Harmless(
@@ -1499,8 +1492,8 @@ HARMLESS: tuple[Harmless, ...] = (
     Harmless(
         "kernels/gluon/dequantize/launch.py",
         "_named",
-        '"SIZE": size, "num_warps": WARPS, }',
-        '"SIZE": size, }',
+        '**units_of(size), "num_warps": WARPS, }',
+        "**units_of(size), }",
         "Four warps are what a launch has unless it says otherwise.",
     ),
     Harmless(

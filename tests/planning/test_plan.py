@@ -350,7 +350,7 @@ def test_rows_that_no_kernel_of_the_chip_unpacks_are_portable(
     latent, rope = FORMATS[name].widths[0]
     rows = replace(SPARSE, form=form, kv_dtype=name, d_nope=latent, d_v=latent, d_rope=rope)
     rows = replace(rows, page_size=64, rope="shared" if rope else "none")
-    if backend == "hopper" and not name.startswith("nvfp4"):
+    if backend == "hopper":
         rows = replace(rows, topk=rows.topk * (form == "sparse"))
         assert plan(rows, target).backend == "hopper"
         return

@@ -85,6 +85,7 @@ GRADIENTS = tuple(
 )
 INDEXER = ("kernels/gluon/indexer_operands.py", "kernels/gluon/indexer_work.py")
 RANGES = (
+    "kernels/gluon/pages.py",
     "kernels/gluon/places.py",
     "kernels/gluon/ranges/launch.py",
     "kernels/gluon/ranges/merge.py",
@@ -173,7 +174,12 @@ _TABLE = (
     ),
     Kernel(
         "hopper.latent",
-        ("kernels/hopper/latent", "kernels/gluon/ranges", "kernels/gluon/places.py"),
+        (
+            "kernels/hopper/latent",
+            "kernels/gluon/ranges",
+            "kernels/gluon/pages.py",
+            "kernels/gluon/places.py",
+        ),
         (
             CACHED,
             Suite("tests/kernels/hopper/test_far_rows.py"),

@@ -75,7 +75,7 @@ def test_a_far_line_of_the_block_table(launcher: ModuleType, case: Case) -> None
 
 @dataclass(frozen=True)
 class Narrow:
-    """An offset of 32 bits: `old` becomes `new` in `file`."""
+    """An offset of 32 bits: `old` becomes `new` in `file`, the first one behind `after`."""
 
     name: str
     file: str
@@ -83,6 +83,7 @@ class Narrow:
     new: str
     case: str
     axis: int = 0
+    after: str = ""
 
 
 PLACE = (
@@ -116,7 +117,14 @@ DEFECTS = [
     Narrow("rows of a page", "latent.rows", *PLACE, "rows, pages", 1),
     Narrow("pages", "latent.rows", PAGE, "page * (rows.page_stride * VECTOR)", "rows, pages"),
     Narrow("lists", "latent.source", "token.to(gl.int64)", "token", "rows"),
-    Narrow("block table", "latent.source", "sequence.to(gl.int64) *", "sequence *", "sequences"),
+    Narrow(
+        "block table",
+        "latent.source",
+        "sequence.to(gl.int64) *",
+        "sequence *",
+        "sequences",
+        after="def paged_work_item",
+    ),
     Narrow("pages of FP8", "dequantize.rows", FP8_PAGE, "page * stride_page", "rows, fp8"),
     Narrow(
         "rows of an FP8 page",
@@ -132,7 +140,7 @@ DEFECTS = [
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda d: d.name)
 def test_an_offset_of_32_bits_is_found(defect: Narrow, tmp_path: Path) -> None:
     case = CASES[defect.case]
-    changed = mutant(case.form, defect.file, defect.old, defect.new, tmp_path)
+    changed = mutant(case.form, defect.file, defect.old, defect.new, tmp_path, defect.after)
     built = build(case, memory=FarMemory(defect.axis))
     kinds, right = run_on(changed, built, plan_of(built, SM_COUNT))
     assert Kind.BOUNDS in kinds or not right

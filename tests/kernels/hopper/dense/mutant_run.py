@@ -19,10 +19,13 @@ from openmla.planning import Plan
 LIMITS = Limits(steps=20_000)
 
 
-def mutant(form: str, file: str, old: str, new: str, folder: Path) -> ModuleType:
-    """The launcher of a form in a copy of the package in which `old` became `new`."""
+def mutant(form: str, file: str, old: str, new: str, folder: Path, after: str = "") -> ModuleType:
+    """The launcher of a form in a copy of the package in which `old` became `new`.
+
+    after: see `once`.
+    """
     launcher = "dense.launch" if form == "dense" else "latent.launch"
-    return load_mutant(package, file, once(old, new), launcher, folder)
+    return load_mutant(package, file, once(old, new, after), launcher, folder)
 
 
 def plan_of(built: BuiltCase, sm_count: int = 2) -> Plan:

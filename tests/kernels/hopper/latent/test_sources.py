@@ -147,7 +147,7 @@ def test_rows_of_v41_are_dequantized_once(name: str) -> None:
     """A launch for each quantized pool, then one that has the bits of the same rows in bf16."""
     op = operands(V41_SETUPS[name])
     once = plan_on("h200", op, new_results(op), 2)
-    assert once.kernel_name == "attend" and once.word == "simulated" and once.runs_today
+    assert once.kernel_name == "attend" and once.word == "measured" and once.runs_today
     outcome, reports = simulated(once, op, new_results(op), seed=1, schedule="unfair")
     assert_clean(reports)
     assert len(reports) == 1 + sum(x.kv_dtype != "bf16" for x in once.problem.sources)

@@ -9,7 +9,7 @@ from openmla.kernels.blackwell.sparse.jobs import LATENT, V32
 from openmla.kernels.call import Call
 from openmla.kernels.gluon.dequantize.kernels import place_kernel
 from openmla.kernels.gluon.ranges.jobs import merge_memory
-from openmla.kernels.jobs import Jobs, Predicted, typed
+from openmla.kernels.jobs import SUMS_OF_WARPS, Jobs, Predicted, typed
 from openmla.kernels.triton_version import TRITON
 from openmla.planning import Plan
 from openmla.problem import RowSource
@@ -53,7 +53,7 @@ def predicted(plan: Plan, call: Call) -> Predicted:
     if merge is not None:
         return merge
     if call.kernel is place_kernel:
-        return Predicted(shared=None, tmem=0)  # its warps exchange sums
+        return Predicted(shared=SUMS_OF_WARPS, tmem=0)
     if call.kernel is not pair_kernel:
         return Predicted(shared=0, tmem=0)  # another pass that dequantizes
     return predicted_by(PairKernel(plan.config, plan.problem), SPILLS)

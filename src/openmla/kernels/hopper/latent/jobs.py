@@ -7,7 +7,7 @@ from dataclasses import replace
 from openmla.formats import NVFP4, V4, V32, V41_FP4, V41_SPLIT
 from openmla.kernels.call import Call
 from openmla.kernels.gluon.ranges.jobs import merge_memory
-from openmla.kernels.jobs import Jobs, Predicted, block_memory, typed
+from openmla.kernels.jobs import SUMS_OF_WARPS, Jobs, Predicted, block_memory, typed
 from openmla.planning import Plan
 from openmla.problem import Problem, RowSource
 
@@ -109,7 +109,6 @@ PROBLEMS |= {
     f"{V4.name} two lists, few": replace(_WINDOW, total_q=4, second=_ENTRIES),
     f"{V4.name} two spans, few": replace(_SPAN, total_q=2, table_keys=1024, second=_ALL),
 }
-SUMS_OF_WARPS = 64  # bytes in which the four warps of a block count rows that are named
 SINK_ARGUMENT = 16  # bytes: a pointer, rounded up
 
 

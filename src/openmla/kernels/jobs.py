@@ -31,9 +31,8 @@ class Predicted:
 
 
 NO_PLAN = Predicted()
-SUMS_OF_WARPS = (
-    64  # bytes of place_kernel, in which the four warps of a block count rows that are named
-)
+SUMS_OF_WARPS = 64
+"""Bytes of place_kernel, whose warps count rows that are named."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
+
+import torch
 
 from gluon_sim import Report
 from openmla.lab.testing.build import BuiltCase, Outcome, build
@@ -16,7 +19,7 @@ from openmla.lab.testing.case import Case
 from openmla.lab.testing.compare import judge
 from openmla.lab.testing.memory import Memory
 from openmla.lab.testing.memory.poison import differences
-from openmla.operands import DenseOperands, SparseOperands
+from openmla.operands import DenseOperands, LatentOperands, SparseOperands
 
 # CI looks at the earliest and the latest schedule; a changed kernel needs OPENMLA_SIM_SEEDS=50.
 SEEDS = int(os.environ.get("OPENMLA_SIM_SEEDS", "2"))
@@ -93,3 +96,23 @@ def assert_every_schedule_is_clean(case: Case, run: Run) -> None:
         assert_clean(reports)
         assert first is None or not differences(outcome, first)
         first = outcome
+
+
+def assert_requests_do_not_see_their_neighbors(case: Case, run: Run) -> None:
+    """Each request of a latent call has the bits of out that it has alone."""
+    built = on(case)
+    together = run(built)[0].out
+    op = built.operands
+    assert isinstance(op, LatentOperands)
+    start = 0
+    for number, length in enumerate(case.q_lens):
+        rows = slice(start, start + length)
+        alone = replace(
+            op,
+            q=op.q[rows],
+            block_table=op.block_table[number : number + 1],
+            cache_lengths=op.cache_lengths[number : number + 1],
+            cu_seqlens_q=torch.tensor([0, length]).int(),
+        )
+        assert torch.equal(run(replace(built, operands=alone))[0].out, together[rows])
+        start += length

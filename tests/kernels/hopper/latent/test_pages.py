@@ -11,6 +11,7 @@ from gluon_sim import intercept
 from kernels.hopper.simulated import plan_of, run
 from kernels.judging import (
     assert_every_schedule_is_clean,
+    assert_requests_do_not_see_their_neighbors,
     assert_right_clean_and_deaf_to_poison,
     on,
 )
@@ -86,22 +87,7 @@ def test_every_schedule_is_clean(name: str) -> None:
 
 
 def test_a_request_does_not_see_its_neighbors() -> None:
-    built = on(V3)
-    together = run(built)[0].out
-    op = built.operands
-    assert isinstance(op, LatentOperands)
-    start = 0
-    for number, length in enumerate(V3.q_lens):
-        rows = slice(start, start + length)
-        alone = replace(
-            op,
-            q=op.q[rows],
-            block_table=op.block_table[number : number + 1],
-            cache_lengths=op.cache_lengths[number : number + 1],
-            cu_seqlens_q=torch.tensor([0, length]).int(),
-        )
-        assert torch.equal(run(replace(built, operands=alone))[0].out, together[rows])
-        start += length
+    assert_requests_do_not_see_their_neighbors(V3, run)
 
 
 def test_a_request_that_is_split_does_not_see_its_neighbors() -> None:

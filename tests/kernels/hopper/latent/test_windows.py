@@ -15,6 +15,7 @@ from kernels.hopper.latent.test_pages import SMALL, V3
 from kernels.hopper.simulated import run
 from kernels.judging import (
     assert_every_schedule_is_clean,
+    assert_requests_do_not_see_their_neighbors,
     assert_right_clean_and_deaf_to_poison,
     on,
 )
@@ -91,22 +92,7 @@ def test_pages_before_every_window_may_be_anybodys(kv: str) -> None:
 
 
 def test_a_request_does_not_see_its_neighbors() -> None:
-    built = on(TILES)
-    together = run(built)[0].out
-    op = built.operands
-    assert isinstance(op, LatentOperands)
-    start = 0
-    for number, length in enumerate(TILES.q_lens):
-        rows = slice(start, start + length)
-        alone = replace(
-            op,
-            q=op.q[rows],
-            block_table=op.block_table[number : number + 1],
-            cache_lengths=op.cache_lengths[number : number + 1],
-            cu_seqlens_q=torch.tensor([0, length]).int(),
-        )
-        assert torch.equal(run(replace(built, operands=alone))[0].out, together[rows])
-        start += length
+    assert_requests_do_not_see_their_neighbors(TILES, run)
 
 
 LATENT = Problem("latent", 16, 512, 64, 512, page_size=64, total_q=64, total_k=65536, batch=32)

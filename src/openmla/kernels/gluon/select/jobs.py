@@ -21,7 +21,7 @@ PROBLEMS = {
 # need; that of short rows spills the places of the selected scores, once per row. With more
 # registers both are slower, because fewer rows run on an SM at a time.
 MOST_SPILLED = 128
-# Of short rows, with the ptxas of Triton 3.6.
+# Short rows store the most, with the ptxas of Triton 3.6.
 MOST_SPILLED_ON = {"rtx5090": 160}
 
 

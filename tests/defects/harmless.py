@@ -1517,6 +1517,13 @@ HARMLESS: tuple[Harmless, ...] = (
         "units = (rows + BM + 1) // BM",
         "A unit more has no rows, and stores nothing.",
     ),
+    Harmless(
+        "kernels/portable/split.py",
+        "merge_kernel",
+        "unit = program // blocks % most_units",
+        "unit = (((program) + (blocks) - 1) // (blocks)) % most_units",
+        "Programs of a request trade places: each piece of a tile still has one of them.",
+    ),
 )
 
 

@@ -36,6 +36,8 @@ CASES = {
     "dense, pages": replace(DENSE, rope="cache", kv="bf16", page_size=16),
     # One tile each; the second has a range for each of four slots where ranges have 16 keys.
     "dense, split": replace(DENSE, q_lens=(3, 2)),
+    # More than the 16 rows of a tile that one program merges, in tiles of 32.
+    "dense, split, wide": replace(DENSE, q_lens=(3, 21)),
     "dense, mask": replace(DENSE, key_mask="half"),
     "dense, grouped": replace(DENSE, heads=4, group=2, rope="per_head"),
     # The first row of a tile sees one key of a block, the last begins the next.
@@ -56,6 +58,9 @@ CASES = {
     "latent, 3 heads": replace(LATENT, heads=3, q_lens=(3, 11)),
     # Four ranges and three: rows are few.
     "latent, split": replace(LATENT, heads=3, q_lens=(3, 2), k_lens=(97, 65)),
+    # 42 rows in two tiles of four that there is room for; with an odd number of them a program that
+    # takes its tile for another's would still meet every one.
+    "latent, split, wide": replace(LATENT, heads=7, q_lens=(1, 6), k_lens=(97, 417)),
     # Ranges are fixed, and the second request has a row that sees one key of its last range.
     "latent, invariant": replace(LATENT, heads=3, q_lens=(3, 11), invariant=True),
     "sparse": SPARSE,
@@ -273,6 +278,30 @@ DEFECTS = [
         "            end = count\n",
         "            end = count - 1\n",
         "sparse",
+    ),
+    Defect(
+        "every program that merges has a tile of its own",
+        "split",
+        "unit = program // blocks % most_units",
+        "unit = program % most_units",
+        "dense, split, wide",
+        4,
+    ),
+    Defect(
+        "likewise, in latent form",
+        "split",
+        "unit = program // blocks % most_units",
+        "unit = program % most_units",
+        "latent, split, wide",
+        4,
+    ),
+    Defect(
+        "every program merges the first rows of its tile",
+        "split",
+        "place = program % blocks * ROWS",
+        "place = program % 1 * ROWS",
+        "latent, split, wide",
+        4,
     ),
     Defect(
         "the first group is merged again",

@@ -36,7 +36,7 @@ pytest.importorskip("triton")
         ("far heads", 0, 3, 3),
         ("far pages", 0, 1, 1),
         ("light", 0, 1, 2),
-        ("edges", 0, len(CASES), 4 * len(CASES) + len(SPLIT)),
+        ("edges", 0, len(CASES), 4 * len(CASES) + 2 * len(SPLIT)),
         pytest.param("defects", 0, len(DEFECTS), len(DEFECTS), marks=pytest.mark.seeded),
     ],
 )

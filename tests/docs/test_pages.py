@@ -19,7 +19,7 @@ WITH_PYTHON = [page for page in PAGES if blocks(page.read_text(), "python")]
 README = ROOT / "README.md"
 DOCUMENTS = [*PAGES, README, ROOT / "CONTRIBUTING.md", ROOT / "DESIGN.md"]
 VLLM = {f"OPENMLA_VLLM_CPU={name}" for name in ("prefill", "attention", "sparse")}
-VLLM |= {"OPENMLA_VLLM_INDEXER=1"}
+VLLM |= {"OPENMLA_VLLM_INDEXER=1", "OPENMLA_VLLM_FLASHMLA=1"}
 SGLANG = {"OPENMLA_SGLANG=scores,attention"}
 SHELL = {"pip", "vllm", "sglang", "make", "openmla"} | VLLM | SGLANG
 

@@ -7,7 +7,7 @@ import torch
 
 import formula
 from gpu.on_device import DEVICE, on_gpu
-from integrations.vllm import invariant, replay, selected
+from integrations.vllm import invariant, replay, selected, v4_replay
 from integrations.vllm.replay import NAMES, error
 from openmla import IndexCache
 from openmla.integrations.vllm import slots
@@ -124,3 +124,16 @@ def test_index_scores_in_deep_gemms_places():
 def test_batch_invariant_requests_keep_their_bits_however_they_are_served(name: str):
     with invariant.switched_on():
         invariant.check(invariant.Served(name, DEVICE))
+
+
+@pytest.mark.parametrize("step", v4_replay.STEPS)
+def test_deepseek_v4s_calls_are_answered_as_the_formula_says(step: str):
+    for here, there in zip(v4_replay.replayed(step), v4_replay.replayed(step, DEVICE), strict=True):
+        out, *rest = there.run()
+        assert out.data_ptr() == there.arguments["out"].data_ptr()
+        formula.assert_close(out.cpu().flatten(0, -3), here.want.out, bound=2**-7)
+        if here.name == "flash_mla_with_kvcache":
+            lse = rest[0].cpu()[..., 0]
+            nothing = here.want.lse == -torch.inf
+            want = here.want.lse.masked_fill(nothing, torch.inf)
+            formula.assert_close(lse, want, bound=1e-4)

@@ -26,7 +26,11 @@ def shape(value: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("program", "wish", "replayed"),
-    [("recording.py", "", "calls.pt"), ("dsa_recording.py", "sparse", "selected_calls.pt")],
+    [
+        ("recording.py", "", "calls.pt"),
+        ("dsa_recording.py", "sparse", "selected_calls.pt"),
+        ("v4_recording.py", "", "v4_calls.pt"),
+    ],
 )
 def test_what_is_recorded_is_what_is_replayed(
     program: str, wish: str, replayed: str, tmp_path: Path

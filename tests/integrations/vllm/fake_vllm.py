@@ -295,7 +295,11 @@ def modules(capability: tuple[int, int] | None = None) -> dict[str, dict[str, An
         f"{backends}.mla.cpu_mla": {"CPUMLABackend": Backend},
         f"{backends}.mla.flashmla": {"FlashMLABackend": FlashMLA},
         f"{backends}.mla.triton_mla": {"TritonMLABackend": TritonMLA},
-        "vllm.v1.attention.ops.flashmla": {"is_flashmla_dense_supported": lambda: (True, None)},
+        "vllm.v1.attention.ops.flashmla": {
+            "is_flashmla_dense_supported": lambda: (True, None),
+            "flash_mla_with_kvcache": lambda **_: None,
+            "flash_mla_sparse_fwd": lambda **_: None,
+        },
         f"{backends}.mla.index_group": {"HiSparseMLAIndexGroup": SimpleNamespace},
         f"{backends}.mla.sparse_utils": {
             "align_blocks_to_rows": lambda spec: spec,

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from integrations.vllm import fake_vllm
+from openmla.compat import flash_mla
 from openmla.integrations import plugin
 from openmla.integrations.vllm import platform, register, registration
 from openmla.integrations.vllm.registration import SEAMS
@@ -24,6 +25,8 @@ PREFILL, ATTENTION = SEAMS["prefill"].module, SEAMS["attention"].module
 OTHERS = "somebody.elses.Backend"
 LOADED = ("prefill", "attention", "sparse", "indexer", "cpu")
 VLLM_LOADS = {f"integrations.vllm.{name}" for name in LOADED}
+CALLS = registration.FLASH_MLA_CALLS
+LAYER = "vllm.models.deepseek_v4.nvidia.flashmla"
 OPS, MODEL = "vllm.model_executor.custom_op", "vllm.model_executor.models.deepseek_v2"
 
 
@@ -42,6 +45,7 @@ def _quiet(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) ->
     monkeypatch.delenv("OPENMLA_VLLM_CPU", raising=False)
     monkeypatch.delenv("OPENMLA_VLLM_CUSTOM", raising=False)
     monkeypatch.delenv("OPENMLA_VLLM_INDEXER", raising=False)
+    monkeypatch.delenv("OPENMLA_VLLM_FLASHMLA", raising=False)
     monkeypatch.setattr(registration, "_as_custom", set())
     caplog.set_level(logging.INFO)
 
@@ -528,6 +532,63 @@ def test_an_indexer_that_cannot_be_had_is_one_line(
         assert not before or models(vllm) == before
     [line] = lines(caplog)
     assert line.startswith(f"openmla: OPENMLA_VLLM_INDEXER={wish} has no effect: {reason}")
+
+
+def flash_mlas(vllm: dict[str, dict[str, Any]]) -> list[Any]:
+    """What layers get that import FlashMLA's calls now."""
+    return [getattr(sys.modules[registration.FLASH_MLA], name) for name in CALLS]
+
+
+def test_flash_mlas_calls_are_answered_if_asked_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    with fake_vllm.installed(capability=(9, 0)) as vllm:
+        before = flash_mlas(vllm)
+        register()
+        assert flash_mlas(vllm) == before
+        monkeypatch.setenv("OPENMLA_VLLM_FLASHMLA", "1")
+        register()
+        register()
+        assert flash_mlas(vllm) == [getattr(flash_mla, name) for name in CALLS]
+    assert lines(caplog) == []
+
+
+@pytest.mark.parametrize(
+    ("wish", "capability", "reason"),
+    [
+        ("yes", (9, 0), "expected 1"),
+        ("1", None, "this is no CUDA GPU"),
+        ("1", (9, 0), f"{LAYER} was imported before, with FlashMLA's flash_mla_sparse_fwd"),
+        ("1", (9, 0), "AttributeError: "),
+    ],
+    ids=["wish", "chip", "late", "missing"],
+)
+def test_calls_that_cannot_be_answered_are_all_left_alone(
+    wish: str,
+    capability: tuple[int, int] | None,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    """A layer that has one of them already would go on calling FlashMLA for half of its tokens."""
+    monkeypatch.setenv("OPENMLA_VLLM_FLASHMLA", wish)
+    with fake_vllm.installed(capability=capability) as vllm:
+        calls = sys.modules[registration.FLASH_MLA]
+        if "imported before" in reason:
+            layer = ModuleType(LAYER)
+            layer.flash_mla_sparse_fwd = calls.flash_mla_sparse_fwd  # type: ignore[attr-defined]
+            monkeypatch.setitem(sys.modules, LAYER, layer)
+        if "AttributeError" in reason:
+            del calls.flash_mla_sparse_fwd
+            first = calls.flash_mla_with_kvcache
+            register()
+            assert calls.flash_mla_with_kvcache is first
+        else:
+            before = flash_mlas(vllm)
+            register()
+            assert flash_mlas(vllm) == before
+    [line] = lines(caplog)
+    assert line.startswith(f"openmla: OPENMLA_VLLM_FLASHMLA={wish} has no effect: {reason}")
 
 
 def test_only_what_vllm_loads_imports_vllm():

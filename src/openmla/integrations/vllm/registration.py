@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -22,6 +23,7 @@ WRITTEN_FOR = "vLLM 0.32"
 CPU_VARIABLE = "OPENMLA_VLLM_CPU"
 CUSTOM_VARIABLE = "OPENMLA_VLLM_CUSTOM"
 INDEXER_VARIABLE = "OPENMLA_VLLM_INDEXER"
+FLASH_MLA_VARIABLE = "OPENMLA_VLLM_FLASHMLA"
 CUSTOM = "CUSTOM"
 # A child of vLLM's own logger: its handlers and its format.
 log = logging.getLogger("vllm.openmla")
@@ -72,6 +74,10 @@ MODELS = {
     "GlmMoeDsaForCausalLM": f"{MODEL}:GlmMoeDsaForCausalLM",
     "DeepseekV32MTPModel": "vllm.model_executor.models.deepseek_mtp:DeepSeekMTP",
 }
+# Where vLLM's layers import FlashMLA's calls from, DeepSeek-V4's above all, and those of them that
+# attend. What schedules them stays vLLM's: openmla does not look at it.
+FLASH_MLA = "vllm.v1.attention.ops.flashmla"
+FLASH_MLA_CALLS = ("flash_mla_with_kvcache", "flash_mla_sparse_fwd")
 
 
 _as_custom: set[str] = set()
@@ -117,6 +123,10 @@ def register() -> None:
     if wish:
         with or_one_line(log, f"{INDEXER_VARIABLE}={wish} has no effect"):
             _select_on_gpu(wish)
+    wish = os.environ.get(FLASH_MLA_VARIABLE, "")
+    if wish:
+        with or_one_line(log, f"{FLASH_MLA_VARIABLE}={wish} has no effect"):
+            _answer_flash_mla(wish)
 
 
 def _offer(key: str) -> None:
@@ -192,6 +202,33 @@ def _select_on_gpu(wish: str) -> None:
     _replace_indexer()
     for name, path in MODELS.items():
         models.register_model(name, path)
+
+
+def _answer_flash_mla(wish: str) -> None:
+    """FlashMLA's calls in vLLM's layers, answered by openmla: all of them, or none."""
+    if wish != "1":
+        raise Refused("expected 1")
+    if not import_module("vllm.platforms").current_platform.is_cuda():
+        raise Refused("this is no CUDA GPU")
+    ours = import_module("openmla.compat.flash_mla")
+    theirs = {name: attribute(FLASH_MLA, name, WRITTEN_FOR) for name in FLASH_MLA_CALLS}
+    for name, function in theirs.items():
+        if function is not getattr(ours, name):
+            early = _importers(name, function)
+            if early:
+                raise Refused(f"{early[0]} was imported before, with FlashMLA's {name}")
+    for name in theirs:
+        setattr(sys.modules[FLASH_MLA], name, getattr(ours, name))
+
+
+def _importers(name: str, function: Any) -> list[str]:
+    """Modules of vLLM's layers and models that have a function of FlashMLA's already."""
+    places = ("vllm.v1.attention.backends.", "vllm.models.", "vllm.model_executor.")
+    return sorted(
+        module
+        for module, loaded in list(sys.modules.items())
+        if module.startswith(places) and vars(loaded).get(name) is function
+    )
 
 
 def _replace_indexer() -> None:

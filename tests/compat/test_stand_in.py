@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
+import torch
 
 from openmla.compat import flash_mla, stand_in
 from openmla.errors import Unsupported
@@ -47,6 +48,51 @@ def test_a_name_that_is_not_there() -> None:
         from flash_mla import mega  # noqa: F401
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("flash_mla.cuda")
+
+
+def test_what_sglang_imports_on_every_chip() -> None:
+    """`sglang.kernels.ops.attention.flash_mla_interface` of 0.5.23 imports the submodule that is
+    fused for Blackwell as well; calling it is another matter."""
+    package = stand_in.install()
+    from flash_mla import fused_norm_rope_attn_rope_cast as mega
+    from flash_mla.flash_mla_interface import FlashMLASchedMeta
+
+    assert package.fused_norm_rope_attn_rope_cast is mega
+    with pytest.raises(Unsupported, match=r"fused_norm_rope_attn_rope_cast.decode, whose result"):
+        mega.decode(q=None, rms_norm_eps=1e-6)
+    with pytest.raises(AttributeError, match="it has prefill, decode"):
+        _ = mega.permute_q_b_proj
+    stand_in.remove()
+    assert "flash_mla.fused_norm_rope_attn_rope_cast" not in sys.modules
+    # DeepSeek-V4.1's backend puts a schedule of its own into what get_mla_metadata returned.
+    schedule, _ = flash_mla.get_mla_metadata()
+    schedule.tile_scheduler_metadata = torch.zeros(1)
+    assert isinstance(schedule, FlashMLASchedMeta)
+
+
+def test_schedules_as_tensors_fit_into_buffers_of_graphs() -> None:
+    """SGLang's `flashmla` backend allocates them for its largest batch, and copies those of each
+    batch into the beginning; the call gets them inside of a FlashMLASchedMeta."""
+    package = stand_in.install()
+    most = package.get_mla_decoding_metadata(torch.ones(8, dtype=torch.int32), 16, 1)
+    fewer = package.get_mla_decoding_metadata(
+        torch.ones(3, dtype=torch.int32), 16, 1, None, True, None, use_legacy=True
+    )
+    for buffer, one in zip(most, fewer, strict=True):
+        assert one.dtype == torch.int32 and len(one) <= len(buffer)
+        buffer[: len(one)].copy_(one)
+    assert [len(splits) for _, splits in (most, fewer)] == [9, 4]
+    schedule = package.FlashMLASchedMeta(tile_scheduler_metadata=fewer[0], num_splits=fewer[1])
+    arguments = {
+        "q": torch.ones(3, 1, 2, 12, dtype=torch.bfloat16),
+        "k_cache": torch.ones(1, 4, 1, 12, dtype=torch.bfloat16),
+        "block_table": torch.zeros(3, 1, dtype=torch.int32),
+        "cache_seqlens": torch.ones(3, dtype=torch.int32),
+        "head_dim_v": 8,
+        "causal": True,
+    }
+    out, _ = package.flash_mla_with_kvcache(**arguments, tile_scheduler_metadata=schedule)
+    assert bool((out == 1).all())
 
 
 def test_the_package_itself_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,9 +75,13 @@ class Formats(NamedTuple):
     extra: dict[int, RowFormat]
 
 
-@dataclass(frozen=True)
+@dataclass
 class FlashMLASchedMeta:
-    """What `get_mla_metadata` returns: nothing."""
+    """What `get_mla_metadata` returns: room for a schedule, which an engine may fill. openmla's
+    kernels have none, and look at none."""
+
+    tile_scheduler_metadata: object = None
+    num_splits: object = None
 
 
 def get_mla_metadata(*_args: object, **_options: object) -> tuple[FlashMLASchedMeta, None]:

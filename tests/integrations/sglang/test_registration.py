@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from integrations.sglang import fake_sglang
+from openmla.compat import flash_mla, stand_in
 from openmla.integrations.sglang import register, registration, selection
 from openmla.integrations.sglang.registration import BACKENDS, CHOICES, HOOKS, LISTS, REPLACED
 from repository.package_source import ROOT, imports, modules
@@ -40,6 +41,36 @@ def test_the_backend_is_offered_once_however_often_it_is_called(caplog: pytest.L
         assert all(sglang[CHOICES][name] == ["triton", "openmla"] for name in LISTS)
         assert not sglang[HOOKS]["HookRegistry"].hooks
     assert lines(caplog) == []
+
+
+def test_flash_mla_is_openmlas_if_asked_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    with fake_sglang.installed():
+        register()
+        assert "flash_mla" not in sys.modules
+        monkeypatch.setenv("OPENMLA_SGLANG", "flash_mla,latent")
+        try:
+            register()
+            register()
+            called = sys.modules["flash_mla"].flash_mla_with_kvcache
+            assert called is flash_mla.flash_mla_with_kvcache
+        finally:
+            stand_in.remove()
+    assert lines(caplog) == []
+
+
+def test_flash_mla_that_is_in_use_stays(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setenv("OPENMLA_SGLANG", "flash_mla")
+    there = ModuleType("flash_mla")
+    monkeypatch.setitem(sys.modules, "flash_mla", there)
+    with fake_sglang.installed():
+        register()
+        assert sys.modules["flash_mla"] is there
+    [line] = lines(caplog)
+    assert line.startswith("openmla: OPENMLA_SGLANG=flash_mla has no effect: ")
 
 
 def test_another_plug_in_of_that_name_is_left_alone(caplog: pytest.LogCaptureFixture):
@@ -92,7 +123,7 @@ def test_functions_are_replaced_when_asked_for(
 @pytest.mark.parametrize(
     ("wish", "missing", "reason"),
     [
-        ("yes", (), "expected latent, scores, attention"),
+        ("yes", (), "expected latent, flash_mla, scores, attention"),
         ("scores", (HOOKS,), "ModuleNotFoundError: "),
         ("attention", (f"{HOOKS}:HookType",), "AttributeError: "),
     ],

@@ -18,6 +18,7 @@ WRITTEN_FOR = "SGLang 0.5.23"
 NAME = "openmla"
 VARIABLE = "OPENMLA_SGLANG"
 LATENT = "latent"
+FLASH_MLA = "flash_mla"
 # A child of SGLang's own logger: its handlers and its format.
 log = logging.getLogger("sglang.openmla")
 
@@ -97,8 +98,11 @@ def _offer() -> None:
 def _grant(wish: str) -> None:
     if wish == LATENT:
         return  # `form_of` looks at it
+    if wish == FLASH_MLA:
+        import_module("openmla.compat.stand_in").install()
+        return
     if wish not in REPLACED:
-        raise Refused(f"expected {', '.join([LATENT, *REPLACED])}")
+        raise Refused(f"expected {', '.join([LATENT, FLASH_MLA, *REPLACED])}")
     registry, kind = _attribute(HOOKS, "HookRegistry"), _attribute(HOOKS, "HookType").REPLACE
     selection = import_module("openmla.integrations.sglang.selection")
     for target, ours in REPLACED[wish].items():

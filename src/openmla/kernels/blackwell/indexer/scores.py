@@ -34,7 +34,13 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
 from openmla.kernels.blackwell.indexer.records import ProductBarriers, Scores
 from openmla.kernels.gluon.barriers import barriers
 from openmla.kernels.gluon.compat import reinterpret
-from openmla.kernels.gluon.indexer_records import Descriptors, Matrix, SharedTiles, WindowPointers
+from openmla.kernels.gluon.indexer_records import (
+    Descriptors,
+    Matrix,
+    SharedTiles,
+    Sources,
+    WindowPointers,
+)
 from openmla.kernels.gluon.indexer_work import (
     COLUMNS,
     COUNTS,
@@ -211,29 +217,16 @@ def scores_kernel(  # noqa: PLR0913
     windows = WindowPointers(starts_ptr, ends_ptr, sequences_ptr, longest_ptr)
     weights = Matrix(weights_ptr, weights_stride)
     out = Matrix(out_ptr, out_stride)
+    table = Matrix(table_ptr, table_stride)
+    descs = Descriptors(q=q_desc, k=k_desc, scales=s_desc)
+    sources = Sources(descs, windows, table, counter_ptr, total_q, columns, chunks)
     work = Scores(smem, w_smem, bars, products, tmem, windows, weights, out, total_q, columns)
     gl.warp_specialize(
         [
             (sums, (work, 0, CFG, HEADS, PAGE, REGS)),
             (sums, (work, 1, CFG, HEADS, PAGE, REGS)),
             (multiply, (smem, bars, products, tmem, CFG, LAYOUT)),
-            (
-                producer,
-                (
-                    Descriptors(q=q_desc, k=k_desc, scales=s_desc),
-                    smem,
-                    bars,
-                    windows,
-                    Matrix(table_ptr, table_stride),
-                    counter_ptr,
-                    total_q,
-                    columns,
-                    chunks,
-                    CFG,
-                    HEADS,
-                    PAGE,
-                ),
-            ),
+            (producer, (sources, smem, bars, CFG, HEADS, PAGE)),
         ],
         [4, 1, 1],
         REGISTERS,

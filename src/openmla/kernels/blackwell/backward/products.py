@@ -15,6 +15,8 @@ from triton.experimental.gluon.language.nvidia.blackwell import tcgen05_mma
 
 from openmla.kernels.blackwell.dense.columns import weights_at
 
+OWN = gl.constexpr(128)  # rows that a pass keeps
+
 
 @gluon.jit
 def issue_scores(own, walked, tmem, stage, DIMS: gl.constexpr, TMEM: gl.constexpr):

@@ -45,7 +45,7 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
 )
 
 from openmla.kernels.blackwell.backward.columns import allocate, half_of, store_half
-from openmla.kernels.blackwell.backward.products import issue_own_gradients, issue_scores
+from openmla.kernels.blackwell.backward.products import OWN, issue_own_gradients, issue_scores
 from openmla.kernels.blackwell.backward.records import Exchanged, Given, QueryBarriers
 from openmla.kernels.blackwell.backward.store import write_half
 from openmla.kernels.blackwell.dense.columns import row_registers
@@ -69,7 +69,6 @@ from openmla.kernels.gluon.gradients.work_items import find_work_item
 from openmla.kernels.gluon.scores import mask, signed
 
 WARPS = gl.constexpr(4)  # of the first partition, which looks the work item up
-OWN = gl.constexpr(128)  # rows of a block
 
 
 @gluon.jit

@@ -73,6 +73,9 @@ from openmla.kernels.gluon.gradients.records import (
 from openmla.kernels.gluon.scores import signed
 from openmla.kernels.hopper.backward.masks import hide_before
 from openmla.kernels.hopper.backward.products import (
+    NC,
+    WARPS,
+    WGMMA_ROWS,
     issue_own_gradients,
     issue_scores,
     issue_weight_gradients,
@@ -90,10 +93,6 @@ from openmla.kernels.hopper.backward.scheduler import (
 from openmla.kernels.hopper.backward.store import write_gradient, write_part
 from openmla.kernels.hopper.dense.scheduler import allocate_info, get
 from openmla.kernels.hopper.dense.softmax import keep_bits, load_words, pack, unpack
-
-WARPS = gl.constexpr(4)  # of a consumer
-NC = gl.constexpr(2)  # consumers
-WGMMA_ROWS = gl.constexpr(64)
 
 
 @gluon.jit

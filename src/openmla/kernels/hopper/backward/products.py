@@ -18,6 +18,10 @@ from openmla.kernels.gluon.gradients.records import Parts
 from openmla.kernels.gluon.scores import opaque_zero
 from openmla.kernels.hopper.dense.softmax import unpack
 
+NC = gl.constexpr(2)  # consumers
+WARPS = gl.constexpr(4)  # of a consumer
+WGMMA_ROWS = gl.constexpr(64)  # rows of a consumer
+
 
 @gluon.jit
 def issue_scores(own, walked, stage, WHO: gl.constexpr, SL: gl.constexpr, DIMS: gl.constexpr):

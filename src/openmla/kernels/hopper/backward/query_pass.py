@@ -70,6 +70,9 @@ from openmla.kernels.gluon.gradients.records import (
 from openmla.kernels.gluon.gradients.statistics import PLUS_INF, row_statistics
 from openmla.kernels.gluon.scores import signed
 from openmla.kernels.hopper.backward.products import (
+    NC,
+    WARPS,
+    WGMMA_ROWS,
     issue_own_gradients,
     issue_scores,
     issue_weight_gradients,
@@ -80,10 +83,6 @@ from openmla.kernels.hopper.backward.scheduler import BLOCKS, get_work_item, sch
 from openmla.kernels.hopper.backward.store import write_gradient
 from openmla.kernels.hopper.dense.scheduler import allocate_info, get
 from openmla.kernels.hopper.dense.softmax import hide, keep_bits, load_words, pack
-
-WARPS = gl.constexpr(4)  # of a consumer
-NC = gl.constexpr(2)  # consumers
-WGMMA_ROWS = gl.constexpr(64)
 
 
 @gluon.jit

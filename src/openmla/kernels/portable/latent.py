@@ -7,6 +7,7 @@
 | programs run | longest causal tiles first |
 | Q tile | [BM, LATENT] + [BM, ROPE], read once |
 | a step reads | BN entries of the block table, then those cache rows (row_block.py) |
+| window | None, or how many keys a row sees: those before the tile's first are not read |
 | writes | out, lse; with SPLIT the unnormalized tile, row_max and row_sum, for split.py |
 
 With FIXED, which is an invariant call's, ranges are numbered inside tiles, and range p of row r of

@@ -1,14 +1,14 @@
 # ruff: noqa: E741  (O is the output accumulator, as everywhere in attention)
 """Dense MLA prefill on Hopper with FP8 (e4m3) queries and keys. Out is bf16.
 
-Partitions, work items, barriers and the order of a step are those of dense/kernel.py, and so are
-the producer, the scheduler, the epilogue and the records. What differs:
+Partitions, work items and barriers are those of dense/kernel.py, and so are the producer, the
+scheduler, the epilogue and the records. What differs:
 
 | | |
 |---|---|
 | scores | FP8 products, twice the rate of bf16; rope columns in rope's own type |
 | weights | no maximum before the exponentials of a block (softmax.py, correction.py) |
-| V | 16 bits; e4m3 values are upcast before the kernel (upcast.py) |
+| V | 16 bits; e4m3 values are upcast before the kernel (gluon/upcast/kernel.py) |
 
 | shared memory | bytes (128 + 64 -> 128, NC 2, BN 128, ST 2) |
 |---|---|

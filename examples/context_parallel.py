@@ -52,7 +52,7 @@ def main() -> None:
     q = layer.queries(mine)  # … while this is computed
     out = prefill(q, sent, None, layer.expand, shard)
 
-    # The same in one process, to compare with.
+    # All of it in one process, to compare with.
     rows = hidden @ layer.kv_a
     k_nope, v = layer.expand(rows[:, :LATENT])
     cu = torch.tensor([0, *LENGTHS]).cumsum(0).int()

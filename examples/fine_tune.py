@@ -44,7 +44,7 @@ class Model(nn.Module):
 
 
 def loss_of(model: Model, lengths: list[int]) -> torch.Tensor:
-    """Of the last token of every sequence, which must name the one word that is not 0."""
+    """Loss of every sequence's last token, which must name the one word that is not 0."""
     ends = torch.tensor(lengths).cumsum(0)
     asked = torch.randint(1, WORDS, (len(lengths),))
     place = ends - 1 - torch.stack([torch.randint(n, ()) for n in lengths])

@@ -127,7 +127,7 @@ def test_offsets_that_are_the_same_tensor_are_in_the_key(
 
 
 class Functions(TorchFunctionMode):
-    """Notes what is called."""
+    """Notes which functions of torch are called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class Functions(TorchFunctionMode):
 
 
 class Dispatches(TorchDispatchMode):
-    """Likewise."""
+    """Notes which operators are dispatched."""
 
     def __init__(self) -> None:
         super().__init__()

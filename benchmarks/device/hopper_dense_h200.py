@@ -25,7 +25,7 @@ def speed(group: str, rounds: int) -> Iterator[dict[str, Any]]:
 
 
 def host(_: str, rounds: int) -> Iterator[dict[str, Any]]:
-    """Of the public call: repeated, split, and with token counts never seen before."""
+    """Time on the host of the public call: repeated, split, with token counts never seen before."""
     plain = Shape(16, 256, 256)
     calls = {
         "plain": [Inputs(plain)],

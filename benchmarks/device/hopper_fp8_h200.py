@@ -91,7 +91,7 @@ class Inputs:
         return self.out
 
     def bf16(self) -> Callable[[], None]:
-        """The same attention over rows that are bf16 already, named by the same lists."""
+        """This attention over rows that are bf16 already, named by the same lists."""
         space = self.op.cache
         assert isinstance(space, LatentCache)
         named, lists = torch.unique(self.op.indices.long(), return_inverse=True)
@@ -203,7 +203,7 @@ def queries(_: str, rounds: int) -> Iterator[dict[str, Any]]:
 
 
 def host(_: str, rounds: int) -> Iterator[dict[str, Any]]:
-    """Of both ways, planned beforehand."""
+    """Time on the host of both ways, planned beforehand."""
     inputs = Inputs(Shape(64, region=4096, pool=64 * 100, topk=128, heads=64))
     for mode in MODES:
         microseconds = host_microseconds(lambda number, m=mode: inputs.run(m))

@@ -70,7 +70,7 @@ def latent(_: str, rounds: int) -> Iterator[dict[str, Any]]:
 
 
 def host(_: str, rounds: int) -> Iterator[dict[str, Any]]:
-    """Of the public call: known, and planned anew."""
+    """Time on the host of the public call: known, and planned anew."""
     inputs = Inputs(Shape(128, 64, 8192, 128))
 
     def forgotten(number: int) -> None:

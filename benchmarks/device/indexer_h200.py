@@ -196,7 +196,7 @@ SELECT_VARIANTS = {
 
 
 def rows_of(kind: str, rows: int, width: int) -> torch.Tensor:
-    """As tests/indexer/cases.py has them, made on the GPU."""
+    """Rows like those of tests/indexer/cases.py, made on the GPU."""
     x = torch.randn(rows, width, device="cuda")
     if kind == "equal":
         x.fill_(1.5)
@@ -282,7 +282,7 @@ def both(group: str, rounds: int) -> Iterator[dict[str, Any]]:
         return openmla.index_topk(x.q, x.cache, x.weights, 2048, **x.paging, out=out)
 
     def alone() -> None:
-        """The same chunks, without selecting."""
+        """Scores of these chunks, without selecting."""
         for first in range(0, total_q, step):
             rows = slice(first, first + step)
             openmla.indexer_scores(

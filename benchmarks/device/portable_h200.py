@@ -84,7 +84,7 @@ class Shape:
 
     @property
     def flops(self) -> float:
-        """As the peers count them: a causal dense product has half of the pairs."""
+        """Operations as the peers count them: a causal dense product has half of the pairs."""
         if self.form == "dense":
             return 2 * self.heads * 320 * (self.tokens * self.keys - self.tokens**2 / 2)
         pairs = self.tokens * self.topk

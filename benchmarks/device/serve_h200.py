@@ -77,7 +77,7 @@ class Load:
     name: str
     prompts: list[list[int]]
     new_tokens: list[int]
-    """Of every request."""
+    """How many tokens every request asks for."""
     batch_tokens: int
 
     @property
@@ -187,7 +187,7 @@ class Served:
 
     @property
     def tokens(self) -> list[list[int]]:
-        """Of every request."""
+        """What every request got."""
         return [a.tokens for a in self.answers]
 
 

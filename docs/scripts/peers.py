@@ -66,7 +66,7 @@ def summary() -> str:
         "|---|---|---|---|",
     ]
     for race in RACES:
-        # Of decode another file has more shapes, the unfavorable ones among them.
+        # For decode another file has more shapes, the unfavorable ones among them.
         rows = newest("peers-h200" if race.section == "decode" else FILE, race.section).rows
         for peer in race.peers:
             over = [row["us"][peer] / _ours(row["us"]) for row in rows if peer in row["us"]]

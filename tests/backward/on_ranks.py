@@ -34,7 +34,7 @@ def step(module: nn.Module, seed: int) -> None:
 
 
 def sharded_gradients(rank: int, world: int) -> dict[str, Tensor]:
-    """Of the mean over the ranks, each with a batch of its own."""
+    """Gradients of the mean over the ranks, each with a batch of its own."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 

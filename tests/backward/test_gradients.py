@@ -37,7 +37,7 @@ def leaves(call: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 def gradients(call: dict[str, Any], function: Any = openmla.mla_prefill) -> list[Tensor]:
-    """Of the sum of squares of out, for all tensors of the call that require them."""
+    """Gradients of the sum of squares of out, for all tensors of the call that require them."""
     wanted = [x for x in call.values() if isinstance(x, Tensor) and x.requires_grad]
     return list(torch.autograd.grad(function(**call).square().sum(), wanted))
 

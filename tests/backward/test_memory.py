@@ -80,7 +80,7 @@ TRAINED = [dense, sparse, loss]
 
 
 def gradients(trained: Trained, run: Callable[..., Any]) -> tuple[Tensor, ...]:
-    """Of the sum of squares."""
+    """Gradients of the sum of squares."""
     return torch.autograd.grad(run(*trained.leaves).float().square().sum(), trained.leaves)
 
 

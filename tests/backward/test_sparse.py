@@ -60,7 +60,7 @@ def eager(given: dict[str, Any]) -> tuple[Tensor, Tensor]:
 
 
 def gradients(given: dict[str, Any], function: Any = openmla.mla_prefill_sparse) -> list[Tensor]:
-    """Of sums of squares of out and lse, where it is finite."""
+    """Gradients of sums of squares of out and lse, where it is finite."""
     wanted = [x for x in given.values() if isinstance(x, Tensor) and x.requires_grad]
     out, lse = function(**given, return_lse=True)
     loss = out.float().square().sum() + torch.where(lse.isinf(), 0.0, lse).square().sum()

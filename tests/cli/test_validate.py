@@ -52,7 +52,7 @@ def test_steps_run_in_the_simulator(
 
 @pytest.mark.parametrize("target", CHIPS)
 def test_every_kernel_of_a_chip_has_a_case(target: str) -> None:
-    """Of attention; the indexer's are checked by `openmla check`."""
+    """Kernels of attention; the indexer's are checked by `openmla check`."""
     family, reached = families_of(TARGETS[target])[0], set()
     for case in (case for cases in STEPS.values() for case in cases):
         built = build(case)

@@ -126,7 +126,7 @@ def test_no_batch_meets_a_kernel_that_was_not_compiled(
 @pytest.mark.parametrize("dtype", ["bf16", "fp8_656"])
 @pytest.mark.parametrize("gap", [0, 16])
 def test_page_sizes_share_their_kernels(dtype: str, gap: int):
-    """Of pages of a multiple of 64 rows whole blocks are boxes: those sizes share one kernel, all
+    """In pages of a multiple of 64 rows whole blocks are boxes: those sizes share one kernel, all
     others another. So it is where there is room between pages, too."""
     chip = target_by_name("h200")
     posed = warmup.problems_of("deepseek-v3", dtypes=(dtype,), page_size=64)

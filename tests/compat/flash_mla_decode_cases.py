@@ -42,7 +42,7 @@ class DecodeCase:
     page_size: int = 64
     format: str = "fp8_584"
     extra_format: str = ""
-    """Of the second cache; empty: the first one's."""
+    """Format of the second cache; empty: the first one's."""
     kv_format: str | None = None
     """The name that the call gives the rows."""
     extra: tuple[int, int] | None = None

@@ -175,7 +175,7 @@ def table(results: Sequence[Judged]) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of what can change a verdict."""
+    """Versions of what can change a verdict."""
     found = {"python": platform.python_version()}
     for name in ("torch", "triton", "pytest"):
         try:

@@ -173,10 +173,10 @@ HARMLESS: tuple[Harmless, ...] = (
         "A second fence has nothing left to publish.",
     ),
     Harmless(
-        "kernels/hopper/backward/query_pass.py",
+        "kernels/hopper/backward/products.py",
         "issue_scores",
-        "S = warpgroup_mma(smem.q.nope.index(who), keys, S, use_acc=False, is_async=True)",
-        "S = warpgroup_mma(smem.q.nope.index(who), keys, S, use_acc=False, is_async=False)",
+        "S = warpgroup_mma(own.nope.index(who), rows, S, use_acc=False, is_async=True)",
+        "S = warpgroup_mma(own.nope.index(who), rows, S, use_acc=False, is_async=False)",
         "A product that is waited for at once is the same product; the wait takes time.",
     ),
     Harmless(

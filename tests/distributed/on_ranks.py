@@ -361,7 +361,7 @@ def differentiated(rank: int, world: int, batch: Batch, layout: Any, how: dict[s
 
 
 def gathered_gradients(rank: int, world: int) -> tuple[Tensor, Tensor]:
-    """Of rows that were gathered by themselves, where rank r counts row t (r + 1) * t times."""
+    """Gradients of rows gathered by themselves, where rank r counts row t (r + 1) * t times."""
     shard = split((7, 4), world, rank)
     local = torch.zeros(shard.tokens, 2, requires_grad=True)
     counts = (rank + 1) * torch.arange(11.0)[:, None]

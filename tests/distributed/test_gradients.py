@@ -23,7 +23,7 @@ from openmla.distributed import (
 
 BATCH = Batch(lengths=(70, 0, 3, 1, 41), dtype=torch.float32, latent=32, rope=64)
 CLOSE = 2e-5
-"""Of the largest element, in float32: 600 terms in another order."""
+"""Share of the largest element, in float32: 600 terms in another order."""
 OWN, SHARED = ("q", "latent", "rope"), ("weight", "sink")
 CASES: dict[str, tuple[Batch, Any, dict[str, Any]]] = {
     "zigzag": (BATCH, "zigzag", {}),

@@ -32,10 +32,10 @@ from openmla.lab.testing.fuzz import one_thread
 from openmla.lab.testing.simulate.draw import simulated_case, tiles
 
 MOST_TILES = 20
-"""Of 64 rows and 64 keys: a run of more takes longer than it shows."""
+"""Tiles of 64 rows and 64 keys: a run of more takes longer than it shows."""
 DRAWS_PER_CASE = 60
 FREE = ("q_lens", "k_lens", "values", "index_kind", "topk_lengths", "spare")
-"""Of a case: what a compiled kernel does not depend on."""
+"""Fields of a case that a compiled kernel does not depend on."""
 
 
 def variant(case: Case, target: str) -> str:

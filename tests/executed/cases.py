@@ -322,4 +322,4 @@ QUICK: dict[str, dict[str, tuple[dict[str, Any], ...]]] = {
 """What `make test` executes: twelve cases per target of few compiled kernels, which changes of a
 case's lengths, lists and values do not change. The others run with `-m executed`."""
 QUICK_TRITON = {"h200": (3, 7), "b200": (3, 9), "mi355x": (3, 9)}
-"""Of the two versions that `make test` has, the one that executes them."""
+"""Which of the two versions that `make test` has executes them."""

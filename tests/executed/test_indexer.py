@@ -28,7 +28,7 @@ VECTORS = {
     "h200": {"chunk_vectors": 2, "list_vectors": 4},
     "mi355x": {"chunk_vectors": 1, "list_vectors": 2},
 }
-"""Of a small block: rows of more than 1024 scores are long ones."""
+"""Vectors of a small block: rows of more than 1024 scores are long ones."""
 
 
 def selection(kind: str, width: int, topk: int, **how: Any) -> SelectOperands:

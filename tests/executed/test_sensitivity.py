@@ -12,7 +12,7 @@ from openmla.lab.testing.executed.prepare import prepare
 from openmla.lab.testing.executed.sensitivity import Removal, sensitivity
 
 LEAST = 0.95
-"""Of what a kernel needs, the share whose removal is noticed."""
+"""The share of what a kernel needs whose removal is noticed."""
 
 
 @pytest.mark.executed

@@ -46,8 +46,8 @@ CASES = {
 }
 QUICK = ("dense, rope in pages", "sparse bf16")
 REGISTERS = 0.65
-"""Of a block: what loads to registers overlap, at least the 36 products of the scores of 52. Rows
-are dequantized between the others."""
+"""Share of a block's products that loads to registers overlap: at least the 36 of scores, of 52.
+Rows are dequantized between the others."""
 
 
 def check(case: Case) -> None:

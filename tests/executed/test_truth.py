@@ -29,7 +29,7 @@ def bits(x: torch.Tensor) -> torch.Tensor:
 
 
 def compare(name: str, outcome: Outcome) -> dict[str, tuple[float, float]]:
-    """Of every result: the share of equal elements, and the largest difference in units of the
+    """The share of equal elements of every result, and the largest difference in units of the
     largest element."""
     found = {}
     for key, ours in outcome.tensors().items():

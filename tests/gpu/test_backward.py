@@ -77,7 +77,7 @@ class Step(NamedTuple):
     """Whether a gradient of lse comes back too."""
 
     def gradients(self) -> tuple[Tensor, ...]:
-        """Those of all rows, then that of the sink."""
+        """Gradients of all rows, then that of the sink."""
         given = [x.detach().requires_grad_() for x in self.rows]
         sink = None if self.sink is None else self.sink.detach().requires_grad_()
         out, lse = openmla.mla_prefill(
@@ -108,7 +108,7 @@ class ListStep(NamedTuple):
     of_lse: bool = False
 
     def gradients(self) -> tuple[Tensor, ...]:
-        """Those of q, of the rows, then that of the sink."""
+        """Gradients of q, of the rows, then that of the sink."""
         given = [x.detach().requires_grad_() for x in (self.q, self.kv, self.sink) if x is not None]
         out, lse = openmla.mla_prefill_sparse(
             given[0],

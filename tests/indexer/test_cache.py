@@ -125,7 +125,7 @@ VALUES = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 
 
 def nearest_e2m1(x: float) -> float:
-    """Of two that are as near, the one whose code is even."""
+    """The nearest value; of two that are as near, the one whose code is even."""
     size = min(VALUES, key=lambda v: (abs(abs(x) - v), VALUES.index(v) % 2))
     return -size if x < 0 else size
 

@@ -58,7 +58,7 @@ CASES: dict[str, GradientCase] = {
 # Rings of both passes turn several times, over several work items of a program.
 RINGS = GradientCase(replace(NARROW, heads=1, q_lens=(260, 130), k_lens=(300, 400), causal=False))
 FAR_ROWS = 2**29
-"""Of the statistics of one head, which are as many as tokens: of four heads they pass 2^31."""
+"""Rows of the statistics of one head, as many as tokens: with four heads they pass 2^31."""
 # Four tokens and four heads at least: half of them lie past element 2^31 in far memory.
 FAR = GradientCase(
     replace(NARROW, heads=4, q_lens=(8, 1), k_lens=(8, 70), rope="per_head"),

@@ -220,7 +220,7 @@ def launched_by(
 
 
 def lines(begin: str = "") -> Iterator[tuple[str, str, list[str]]]:
-    """Of every call whose name begins so: the name, its line and all of its arguments."""
+    """The name, the line and all arguments of every call whose name begins so."""
     for target in TARGETS:
         for number, (name, problem) in enumerate(problems()):
             if not f"{target} {name}".startswith(begin):
@@ -235,7 +235,7 @@ def lines(begin: str = "") -> Iterator[tuple[str, str, list[str]]]:
 
 
 def version() -> str:
-    """Of Triton, whose layouts are among the arguments."""
+    """The version of Triton, whose layouts are among the arguments."""
     return ".".join(str(triton.__version__).split(".")[:2])
 
 

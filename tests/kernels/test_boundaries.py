@@ -90,7 +90,7 @@ PAGED = [name for name, (_, case) in RUNS.items() if case.is_paged and "split" n
 
 @pytest.mark.parametrize("name", PAGED)
 def test_pages_of_one_row_that_lie_apart(name: str) -> None:
-    """Of one row the stride inside a page says nothing; whoever takes it for that of rows errs."""
+    """With one row the stride inside a page says nothing; who takes it for that of rows errs."""
     plan_of, case = RUNS[name]
     one = replace(case, page_size=1, q_lens=case.q_lens[:1], k_lens=case.k_lens[:1])
     if case.form == "sparse":

@@ -58,7 +58,7 @@ class Toy:
     folder: Path
 
     def arguments(self, *more: str) -> list[str]:
-        """Of the command."""
+        """Arguments of the command."""
         return ["--kernel", self.kernel.name, "--json", str(self.folder / "gaps.json"), *more]
 
     def gaps(self) -> set[tuple[str, str, str]]:

@@ -193,7 +193,7 @@ def problems_of(plan_of: PlanOf, built: BuiltCase) -> list[str]:
 
 
 def seeds(kind: str) -> range:
-    """Of every other kind the first is odd: one tensor alone is wild."""
+    """Seeds of a kind; the first of every other kind is odd: one tensor alone is wild."""
     first = KINDS.index(kind)
     return range(first, first + SEEDS)
 

@@ -48,7 +48,7 @@ GRID = [
 
 
 def plans_on(target: str, triton: tuple[int, int] | None) -> list[Plan]:
-    """Of every problem of the grid that has one."""
+    """Plans of all problems of the grid that have one."""
     made = []
     for problem in GRID:
         try:

@@ -26,7 +26,7 @@ def steps(workflow: Path) -> list[dict[str, Any]]:
 
 
 def unknown(commands: list[str]) -> list[str]:
-    """Those that are no call of a make target that exists."""
+    """Commands that are no call of a make target that exists."""
     found = [(command, MAKE.fullmatch(command)) for command in commands]
     return [c for c, match in found if match is None or match[1] not in make_targets()]
 

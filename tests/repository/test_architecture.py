@@ -100,7 +100,7 @@ def below_openmla(imported: str) -> str | None:
 
 
 def upward(module: str, imported: Iterable[tuple[str, int]]) -> list[str]:
-    """Those of the imports that a module of this name must not have."""
+    """The imports that a module of this name must not have."""
     wrong = []
     for name, line in imported:
         target = below_openmla(name)

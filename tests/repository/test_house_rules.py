@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from repository.package_source import ROOT, functions, modules
+from repository.package_source import ROOT, functions, modules, path_of
 
 MAY_READ_ENVIRONMENT = (
     "cli",
@@ -72,6 +72,19 @@ def documented_methods() -> set[str]:
 
 def test_modules_say_what_they_are():
     assert [m for m, tree in modules().items() if not ast.get_docstring(tree)] == []
+
+
+def test_files_that_the_source_names_exist():
+    """A header says in which file something is; that file may have been moved since."""
+    folders = ("src", "tests", "benchmarks", "gluon-sim")
+    there = [path.as_posix() for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    ends = {"/".join(path.split("/")[-n:]) for path in there for n in range(1, 9)}
+    named = {
+        (module, name)
+        for module in modules()
+        for name in re.findall(r"[\w/-]+\.py\b", path_of(module).read_text())
+    }
+    assert sorted((module, name) for module, name in named if name.strip("/") not in ends) == []
 
 
 def test_public_names_have_docstrings():

@@ -18,7 +18,7 @@ them whose gradients are those of the dense form: see openmla.backward.given.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -197,18 +197,29 @@ def _bundled(wanted: list[bool], *arguments: Any) -> tuple[DenseOperands, Gradie
 
 def _returned(gradients: Gradients, like: Tensor) -> tuple[Tensor, ...]:
     found = (gradients.q, gradients.kv, gradients.k_rope, gradients.sink)
-    return tuple(like.new_empty(0) if x is None else x for x in found)
+    return or_empty(found, like)
+
+
+def or_empty(gradients: Iterable[Tensor | None], like: Tensor) -> tuple[Tensor, ...]:
+    """What an operator returns: an empty tensor for a gradient that is not wanted."""
+    return tuple(like.new_empty(0) if x is None else x for x in gradients)
+
+
+def save_for_backward(
+    ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor], tensors: int
+) -> None:
+    """Keep the arguments, of which so many are tensors, with out and lse."""
+    ctx.set_materialize_grads(False)
+    ctx.options = inputs[tensors:]
+    ctx.save_for_backward(*inputs[:tensors], *output)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    """Keep the arguments, out and lse."""
-    ctx.set_materialize_grads(False)
-    tensors, ctx.options = inputs[: len(TENSORS)], inputs[len(TENSORS) :]
-    ctx.save_for_backward(*tensors, *output)
+    save_for_backward(ctx, inputs, output, len(TENSORS))
 
 
 def _save_given(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    """As `_save`, whose arguments follow the two that are given."""
+    """The arguments follow out and lse, which are given."""
     _save(ctx, inputs[2:], output)
 
 

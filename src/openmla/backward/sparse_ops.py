@@ -17,10 +17,12 @@ from torch import Tensor
 from openmla.backward.ops import (
     Operator,
     backend_of,
+    or_empty,
     outputs,
     readable,
     register,
     require_backward,
+    save_for_backward,
 )
 from openmla.backward.sparse_operands import RowGradients, SparseBackwardOperands, WantedRows
 from openmla.dispatch import run_call
@@ -102,15 +104,11 @@ def _bundled(wanted: list[bool], *arguments: Any) -> tuple[SparseOperands, RowGr
 
 
 def _returned(gradients: RowGradients, like: Tensor) -> tuple[Tensor, ...]:
-    found = (gradients.q, gradients.rows, gradients.sink)
-    return tuple(like.new_empty(0) if x is None else x for x in found)
+    return or_empty((gradients.q, gradients.rows, gradients.sink), like)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    """Keep the arguments, out and lse."""
-    ctx.set_materialize_grads(False)
-    tensors, ctx.options = inputs[: len(TENSORS)], inputs[len(TENSORS) :]
-    ctx.save_for_backward(*tensors, *output)
+    save_for_backward(ctx, inputs, output, len(TENSORS))
 
 
 def _differentiate(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Any, ...]:

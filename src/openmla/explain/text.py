@@ -104,7 +104,7 @@ def _halved(problem: AnyProblem) -> bool:
 
 
 def known_elsewhere(chosen: Plan) -> list[tuple[str, str]]:
-    """The same problem on other chips, by how their kernels are known to work."""
+    """This problem on other chips, by how their kernels are known to work."""
     found: dict[str, list[str]] = {}
     for name in SIDE_BY_SIDE:
         if name == chosen.target:

@@ -99,7 +99,7 @@ class CachedLaunch:
         return torch.empty_strided(shape, strides, dtype=dtype, device=self._device)
 
     def resized(self, rows: int, numbers: Sequence[LaunchNumbers]) -> CachedLaunch:
-        """The same kernels for other token counts, with so many rows of output."""
+        """These kernels for other token counts, with so many rows of output."""
         found = object.__new__(CachedLaunch)
         found.__dict__ = {**self.__dict__, "_spans": []}
         found._outputs = [x and ((rows, *x[0][1:]), *x[1:]) for x in self._outputs]
@@ -217,7 +217,7 @@ class _Kernel:
         return flat
 
     def resized(self, numbers: LaunchNumbers) -> _Kernel:
-        """The same kernel with other numbers, where it has arguments of these names."""
+        """This kernel with other numbers, where it has arguments of these names."""
         found = object.__new__(_Kernel)
         found.__dict__ = {**self.__dict__, "_programs": numbers.programs}
         found._flat, found._descriptors, found._last = self._flat.copy(), [], ([], [])

@@ -250,7 +250,7 @@ def _ranges(chosen: Plan, seen: int, q_len: int, k_len: int) -> Iterator[int]:
 
 
 def _share_of_bandwidth(problem: Problem, seconds: float, gbps: float) -> float:
-    """Of the chip's memory, if every key of the sequences is read once, and q and out besides."""
+    """What q, out and every key of the sequences, each moved once, take of the memory bandwidth."""
     if problem.form != "latent" or not gbps:
         return 0.0
     rows = FORMATS.get(problem.kv_dtype, BF16).layout(problem.d_nope, problem.d_rope)
@@ -422,7 +422,7 @@ def _one_item_of_waves(chosen: Plan, blocks: int) -> Plan:
         shape |= {"rope": "shared", "rope_dtype": problem.q_dtype, "page_size": 0}
     keys = blocks * block.tile_keys
     small = replace(
-        # As many keys as blocks, whatever the queries.
+        # There are as many keys as blocks, whatever the queries.
         problem,
         batch=1,
         causal=False,

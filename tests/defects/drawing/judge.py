@@ -59,11 +59,11 @@ class CampaignError(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """Of a control, and of the run of one mutant."""
+    """Limits of a control, and of the run of one mutant."""
 
     seconds: float = 3600.0
     gib: float = 0.0
-    """Of memory, for each process; 0 is no limit. Tests of far rows reserve more than there is."""
+    """Memory of each process; 0 is no limit. Tests of far rows reserve more than there is."""
     tests: int | None = None
     """The quickest so many judge a mutant; None: all that execute it."""
 
@@ -138,7 +138,7 @@ def in_turn(tests: Sequence[Test]) -> list[Test]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of one mutant."""
+    """What became of one mutant."""
 
     found: bool
     by: str

@@ -25,7 +25,7 @@ PROMPTS = (21, 70, 3, 150)
 BATCH_TOKENS, NEW, PAGE, BLOCKS = 96, 4, 64, 12
 SIZE = "page_size" if hasattr(ContinuousBatchingConfig(), "page_size") else "block_size"
 ULPS = 3 * 2.0**-8
-"""Of bf16, of a layer's largest output: keys, weights and results are rounded once each."""
+"""Steps of bf16 in a layer's largest output: keys, weights, results are rounded once each."""
 
 
 class Checked:
@@ -35,7 +35,7 @@ class Checked:
         self.may_wait = may_wait
         self.calls: Counter[str] = Counter()
         self.off = 0.0
-        """Of the largest output of a request."""
+        """Largest error, as a share of the largest output of its request."""
 
     def around(self, attend: Any) -> Any:
         """`paged.attend`, then what it should have found."""

@@ -20,7 +20,7 @@ from openmla.integrations.transformers.attention import _warn_once
 from openmla.integrations.transformers.masks import bits
 
 CLOSE, FLOOR = 1e-5, 1e-8
-"""Of the largest element of a gradient, in float32; and what is left of those that cancel."""
+"""Share of a gradient's largest element, in float32; and what is left of those that cancel."""
 KINDS = ("deepseek_v3", "deepseek_v2", "deepseek_v32", "hy_v4", "minicpm3", "kimi_linear")
 
 
@@ -48,7 +48,7 @@ def prompt(batch: int = 2, length: int = 40) -> Tensor:
 def gradients(
     model: PreTrainedModel, ids: Tensor | None = None, keep: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """Of the model's own loss, padding left out, by the names of its parameters."""
+    """Gradients of the model's own loss, padding left out, by the names of its parameters."""
     ids = prompt() if ids is None else ids
     labels = ids
     if keep is not None:  # what padding predicts is nobody's: the first token after it, too

@@ -127,7 +127,7 @@ def _named(kind: str, file: str, end: str) -> Any:
 
 
 def set_attention(model: PreTrainedModel, name: str) -> None:
-    """Of the language model alone."""
+    """Set the attention of the language model alone."""
     model.get_decoder().set_attn_implementation(name)
 
 
@@ -135,7 +135,7 @@ def set_attention(model: PreTrainedModel, name: str) -> None:
 def logits(
     model: PreTrainedModel, ids: Tensor, chunks: tuple[int, ...] = (), **more: Any
 ) -> Tensor:
-    """Of a prompt, whole or in chunks over a cache."""
+    """Logits of a prompt, whole or in chunks over a cache."""
     if not chunks:
         return model(ids, **more).logits
     cache, parts = None, []

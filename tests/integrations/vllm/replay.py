@@ -29,7 +29,7 @@ def recorded(name: str, device: str = "cpu") -> tuple[dict[str, Any], Tensor]:
 
 
 def lengths(offsets: Tensor) -> list[int]:
-    """Of the sequences between offsets."""
+    """Lengths of the sequences between offsets."""
     return offsets.diff().tolist()
 
 

@@ -27,7 +27,7 @@ every_step = pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
 
 
 def requests(step: dict[str, Any]) -> list[tuple[int, int]]:
-    """Of every token: its request, and how many keys it sees."""
+    """The request of every token, and how many keys it sees."""
     new, lengths = step["starts"].diff().tolist(), step["lengths"].tolist()
     return [
         (request, length - count + i + 1)

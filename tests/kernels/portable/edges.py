@@ -98,8 +98,8 @@ DEFECTS = [
     Defect(
         "the last row's last key is not visited",
         "dense",
-        "q_len) - 1 + offset",
-        "q_len) - 2 + offset",
+        "q_len) - 1 + offset, k_stop)",
+        "q_len) - 2 + offset, k_stop)",
         "dense",
     ),
     Defect(
@@ -230,8 +230,8 @@ DEFECTS = [
     Defect(
         "the last head's last key is not visited",
         "latent",
-        "rows) - 1) // heads",
-        "rows) - 2) // heads",
+        "last = (tl.minimum(row_start + BM, rows) - 1) // heads",
+        "last = (tl.minimum(row_start + BM, rows) - 2) // heads",
         "latent",
     ),
     Defect(

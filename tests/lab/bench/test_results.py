@@ -22,7 +22,7 @@ MISSING = {
 
 
 def missing(record: dict[str, Any]) -> set[str]:
-    """Of date, commit, command, versions, machine and clocks, what a record does not say."""
+    """What a record does not say of date, commit, command, versions, machine and clocks."""
     given = record.get("provenance", record)
     text = json.dumps({k: v for k, v in given.items() if isinstance(v, str)})
     lacks = {

@@ -73,7 +73,7 @@ def test_as_many_cases_run_as_were_asked_for(target: str, check: Any, seed: int)
 
 
 def test_a_few_refusals_in_a_row_are_no_reason_to_end() -> None:
-    """Of one case that is asked for, the first 40 that are drawn may be refused."""
+    """Where one case is asked for, the first 40 that are drawn may be refused."""
     seen = []
 
     def check(case: Case, target: str, deep: bool) -> Result:

@@ -38,7 +38,7 @@ def get_tmem_reg_layout(*args: Any, cga_layout: Any = (), **_: Any) -> Any:
 
 
 def tmem_reg_layout(element_ty: DType, shape: Any, layout: Any, num_warps: Any) -> SplitLayout:
-    """The same for what needs the layout of the memory: a stand-in for kernels' own functions."""
+    """The split of a layout of tensor memory: a stand-in for kernels' own functions."""
     return SplitLayout(layouts.split_axis(layout))
 
 
@@ -163,7 +163,7 @@ def tcgen05_mma_scaled(
     mbarrier_preds: Sequence[Any] | None = None,
     multicast: Any = False,
 ) -> None:
-    """The same with one E8M0 scale per 32 elements of the depth."""
+    """An MMA with one E8M0 scale per 32 elements of the depth."""
     require_default("multicast", multicast, False)
     if "e2m1" in (a_type, b_type):
         raise Unsupported("the simulator does not model fp4 operands")

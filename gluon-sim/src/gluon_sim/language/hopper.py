@@ -140,7 +140,7 @@ def _block(desc: Descriptor, view: MemoryView, coord: Sequence[Any]) -> list[int
 
 
 def check_swizzle(desc: Descriptor, view: MemoryView) -> None:
-    """As Triton demands: a copy exchanges bytes as its descriptor says, loads as the view says."""
+    """Refuse two layouts: a copy exchanges bytes as its descriptor says, loads as the view says."""
     copied, seen = tile_of(desc.layout), view.tile
     if copied is None or seen is None or copied.boxes != seen.boxes:
         raise ValueError(f"{view.label} of {view.layout}: the descriptor has {desc.layout}")

@@ -73,7 +73,7 @@ class GlobalBuffer:
         self.contended = contended
 
     def shifted(self, offset: int) -> GlobalBuffer:
-        """The same buffer from a later element on."""
+        """This buffer from a later element on."""
         other = copy.copy(self)
         other.base, other.span = self.base + offset, self.span - offset
         return other
@@ -192,7 +192,7 @@ class Descriptor:
         self.counts = np.ndarray(self.shape, np.int32, buffer.counts, buffer.base * 4, steps)
 
     def _check_strides(self) -> None:
-        """As the hardware demands of all dimensions but the last, also of those of one element."""
+        """Check all dimensions but the last as the hardware does, also those of one element."""
         for stride in self.strides[:-1]:
             size = stride * self.dtype.itemsize
             if size % 16 or not 0 <= size < STRIDE_LIMIT:

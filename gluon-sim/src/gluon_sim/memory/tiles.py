@@ -41,13 +41,13 @@ class Tile:
     rank: int = 2
     """Axes of a tile; those in front of them number tiles."""
     swizzle: int = 0
-    """Of "nvmma": bytes of a row of a box, or 0."""
+    """Where kind is "nvmma": bytes of a row of a box, or 0."""
     bits: int = 0
     transposed: bool = False
     exchange: tuple[int, int, int] = (1, 1, 1)
-    """Of "swizzled": elements of a vector, rows of a phase, phases."""
+    """Where it is "swizzled": elements of a vector, rows of a phase, phases."""
     order: tuple[int, ...] = ()
-    """Of "swizzled": the axes, that of neighbors first."""
+    """Where it is "swizzled": the axes, that of neighbors first."""
     offset_bases: tuple[tuple[int, ...], ...] = ()
     interval_padding_pairs: tuple[tuple[int, int], ...] = ()
 
@@ -118,7 +118,7 @@ def offsets(tile: Tile | None, shape: tuple[int, ...]) -> Array:
 
 
 def _inside(tile: Tile, shape: tuple[int, ...]) -> tuple[Array, int]:
-    """The same of one tile, and the elements from a tile to the next."""
+    """Places within one tile, and the elements from a tile to the next."""
     if tile.kind == "nvmma":
         return _nvmma(tile, shape), int(np.prod(shape))
     if tile.kind == "swizzled":

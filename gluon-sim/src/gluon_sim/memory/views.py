@@ -194,7 +194,7 @@ class MemoryView:
         return self._derive(shape=shape, offset=self.offset + start * self.strides[dim])
 
     def permute(self, order: Sequence[int]) -> MemoryView:
-        """The same bytes with the axes in another order."""
+        """These bytes with the axes in another order."""
         axes = [int(i) for i in order]
         tile = self.tile
         plain = tile is not None and tile.kind == "nvmma" and not tile.swizzle
@@ -223,7 +223,7 @@ class MemoryView:
         return self._derive(shape=shape, strides=strides, layout=SplitLayout(self.split))
 
     def _reinterpret(self, dtype: DType, shape: Sequence[int], layout: Any) -> MemoryView:
-        """The same bytes as another type and shape (tensor memory: same lanes, own columns)."""
+        """These bytes as another type and shape (tensor memory: same lanes, own columns)."""
         shape = [int(x) for x in shape]
         if self.alloc.space == "shared":
             return self._shared_as(dtype, tuple(shape), layout)

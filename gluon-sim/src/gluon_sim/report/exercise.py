@@ -90,7 +90,7 @@ class Record:
             went.at_run_time |= branched.at_run_time
 
     def to_json(self) -> dict[str, Any]:
-        """As lists and numbers."""
+        """The record as lists and numbers."""
         return {
             "launches": self.launches,
             "waits": [[*w.place, w.awaited, n.times, n.blocked] for w, n in self.waits.items()],
@@ -144,7 +144,7 @@ class Exercise:
             self.of(*entry).add(record)
 
     def dumps(self) -> str:
-        """As JSON."""
+        """All records as JSON."""
         return json.dumps([[*entry, record.to_json()] for entry, record in self.records.items()])
 
     @classmethod

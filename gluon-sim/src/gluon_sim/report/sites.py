@@ -147,7 +147,7 @@ def _target(target: ast.expr, parts: tuple[Part, ...]) -> str:
 def _returned(
     function: ast.FunctionDef, name: str, parts: tuple[Part, ...]
 ) -> tuple[Part, ...] | None:
-    """As which parts of its result a function returns what it calls `name`."""
+    """The parts of its result as which a function returns what it calls `name`."""
     base = re.split(r"[.\[]", name)[0]
     for node in ast.walk(function):
         value = node.value if isinstance(node, ast.Return) else None

@@ -96,7 +96,7 @@ def _products(q: Tensor, k: Tensor) -> Tensor:
 
 
 def _best_fp8(q: Tensor, k: Tensor, weights: Tensor, mask: Tensor, topk: int) -> Tensor:
-    """The same from e4m3, with scores that are sums over heads already."""
+    """The best keys by e4m3 products, with scores that are sums over heads already."""
     values, folded = fold(q, weights)
     keys = quantize(k, "ue8m0")
     rows = max(SCORES_LIMIT // (4 * k.shape[0]), 1)

@@ -56,7 +56,7 @@ def causal_mask(
             return None
         shape = (batch_size, used)
         return torch.ones(shape, dtype=torch.bool, device=options.get("device", "cpu"))
-    # As for SDPA, a token that the mask does not reach is padding.
+    # A token that the mask does not reach is padding, as for SDPA.
     keep = attention_mask[:, :used].bool()
     keep = pad(keep, (0, used - keep.shape[1]))
     return None if kv_length == used and bool(keep.all()) else keep

@@ -52,7 +52,7 @@ class Pages(NamedTuple):
 
     @staticmethod
     def of(cache: Any, layer: int) -> Pages:
-        """As Transformers 5.22 lays them out, and as 5.17 does after `share_rows`."""
+        """Pages as Transformers 5.22 lays them out, and as 5.17 does after `share_rows`."""
         if hasattr(cache, "layer_to_allocator"):
             allocator = cache.layer_to_allocator[layer]
             # Half a row is a key to the engine, half a value, and a page has both, one after

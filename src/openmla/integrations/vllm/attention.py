@@ -75,7 +75,7 @@ class OpenMLABackend(_Decoding):
 
     @staticmethod
     def get_name() -> str:
-        """As on the command line."""
+        """The backend's name on the command line."""
         return name_of("attention")
 
     @staticmethod

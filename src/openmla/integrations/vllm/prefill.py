@@ -23,7 +23,7 @@ class OpenMLAPrefillBackend(MLAPrefillBackend):
 
     @staticmethod
     def get_name() -> str:
-        """As on the command line."""
+        """The backend's name on the command line."""
         return name_of("prefill")
 
     @classmethod

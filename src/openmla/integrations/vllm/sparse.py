@@ -52,7 +52,7 @@ class OpenMLASparseBackend(AttentionBackend):
 
     @staticmethod
     def get_name() -> str:
-        """As on the command line."""
+        """The backend's name on the command line."""
         return name_of("sparse")
 
     @staticmethod

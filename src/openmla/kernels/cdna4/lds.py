@@ -68,7 +68,7 @@ class LatentSlot:
 
     @cached_property
     def row_bytes(self) -> int:
-        """Of a row without padding."""
+        """Bytes of a row without padding."""
         return self.columns * self.element_bytes
 
     @cached_property
@@ -143,7 +143,7 @@ class SharedBases:
 
     @property
     def plain(self) -> SharedBases:
-        """The same memory without swizzle: every offset bit moves along one dimension only.
+        """This memory without swizzle: every offset bit moves along one dimension only.
 
         >>> k_nope_bases().plain.offset_bases[8:10]
         [[4, 0], [8, 0]]

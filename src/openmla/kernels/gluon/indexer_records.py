@@ -45,6 +45,22 @@ class WindowPointers(NamedTuple):
     """One value for all queries, the largest `ends`; None where it is not known."""
 
 
+class Sources(NamedTuple):
+    """What the producer finds work items with, and what it loads."""
+
+    descs: Descriptors
+    windows: WindowPointers
+    table: Matrix
+    """Pages of the sequences; not read unless keys are in pages."""
+    counter: Any
+    """Pointer to the next work item's number."""
+    total_q: Any
+    columns: Any
+    """Columns of the scores that can be written."""
+    chunks: Any
+    """Ranges of keys of a block of queries."""
+
+
 class Window(NamedTuple):
     """Keys low … high - 1."""
 

@@ -197,24 +197,18 @@ def load_item(
 
 @gluon.jit
 def producer(
-    descs,
+    sources,
     smem,
     bars,
-    windows,
-    table,
-    counter,
-    total_q,
-    columns,
-    chunks,
     CFG: gl.constexpr,
     HEADS: gl.constexpr,
     PAGE: gl.constexpr,
 ):
     """Fetch work items and load them until there are none, then announce the end.
 
-    descs: Descriptors; smem: SharedTiles; bars: ScoresBarriers; windows: WindowPointers; table:
-    Matrix of pages; counter: a pointer to the atomic counter.
+    sources: Sources; smem: SharedTiles; bars: ScoresBarriers.
     """
+    descs, windows, table, counter, total_q, columns, chunks = sources
     QB: gl.constexpr = CFG.tiles * (COLUMNS // HEADS)
     QS: gl.constexpr = CFG.query_stages
     CHUNK: gl.constexpr = CFG.chunk

@@ -7,6 +7,7 @@
 | programs run | longest causal tiles first |
 | Q tile | [BM, LATENT] + [BM, ROPE], read once |
 | a step reads | BN entries of the block table, then those cache rows (row_block.py) |
+| window | None, or how many keys a row sees: those before the tile's first are not read |
 | writes | out, lse; with SPLIT the unnormalized tile, row_max and row_sum, for split.py |
 
 With FIXED, which is an invariant call's, ranges are numbered inside tiles, and range p of row r of
@@ -20,15 +21,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from openmla.kernels.portable.records import (
-    Factors,
-    QueryTile,
-    RowBlock,
-    SoftmaxState,
-    TableLine,
-)
+from openmla.kernels.portable.records import Factors, RowBlock, SoftmaxState, TableLine
 from openmla.kernels.portable.row_block import row_step
-from openmla.kernels.portable.rows import load_query, page_of
+from openmla.kernels.portable.rows import load_query_tile, page_of
 from openmla.kernels.portable.softmax import MINUS_INF, PARTS, normalize
 from openmla.kernels.portable.tiles import (
     cut,
@@ -181,22 +176,7 @@ def latent_kernel(
 
     column = tl.arange(0, LATENT)
     q_row = q_ptr + (token * q_stride_t + head * tl.cast(q_stride_h, tl.int64))[:, None]
-    q_latent, q_latent_rest = load_query(
-        q_row + column[None, :], row_ok, D_LATENT, LATENT, TYPE, SIGN, TWO_TERMS
-    )
-    q_rope = None
-    q_rope_rest = None
-    if ROPE > 0:
-        q_rope, q_rope_rest = load_query(
-            q_row + D_LATENT + tl.arange(0, ROPE)[None, :],
-            row_ok,
-            D_ROPE,
-            ROPE,
-            TYPE,
-            SIGN,
-            TWO_TERMS,
-        )
-    q = QueryTile(q_latent, q_latent_rest, q_rope, q_rope_rest)
+    q = load_query_tile(q_row, row_ok, D_LATENT, D_ROPE, LATENT, ROPE, TYPE, SIGN, TWO_TERMS)
     row_factor = None
     if q_scale_ptr is not None:
         row_factor = tl.load(q_scale_ptr + token, mask=row_ok, other=0.0)

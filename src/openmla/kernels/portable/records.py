@@ -70,7 +70,7 @@ class QueryTile(NamedTuple):
     latent_rest: Any
     """The second term; used where a query is two terms."""
     rope: Any
-    """None without rope."""
+    """Not read without rope."""
     rope_rest: Any
 
 

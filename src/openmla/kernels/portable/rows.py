@@ -4,7 +4,8 @@
 |---|---|
 | load_tile | any tile, with or without masks; masked elements are 0 |
 | upcast | an e4m3 tile as a wider type, by the hardware or, for uint8 tiles, by its bits |
-| load_query | a tile of queries, ready to be multiplied |
+| load_query | columns of a tile of queries, ready to be multiplied |
+| load_query_tile | the QueryTile of rows in latent form: latent columns, rope columns |
 | page_of | where the rows of a paged cache lie |
 | e2m1, power_of_two, scaled | what FP4 codes, ue8m0 bytes and blocks with a scale stand for |
 | read_columns | columns of cache rows in any cache format, dequantized |
@@ -18,6 +19,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from openmla.kernels.portable.records import QueryTile
 from openmla.kernels.portable.tiles import cut
 
 
@@ -77,6 +79,30 @@ def load_query(
         first = upcast(tile, TYPE)
         rest = first
     return first, rest
+
+
+@triton.jit
+def load_query_tile(
+    q_row,
+    row_ok,
+    D_LATENT: tl.constexpr,
+    D_ROPE: tl.constexpr,
+    LATENT: tl.constexpr,
+    ROPE: tl.constexpr,
+    TYPE: tl.constexpr,
+    SIGN: tl.constexpr,
+    TWO_TERMS: tl.constexpr,
+):
+    """The QueryTile of rows at q_row [BM, 1]: D_LATENT columns, then D_ROPE."""
+    latent, latent_rest = load_query(
+        q_row + tl.arange(0, LATENT)[None, :], row_ok, D_LATENT, LATENT, TYPE, SIGN, TWO_TERMS
+    )
+    rope = latent
+    rope_rest = latent
+    if ROPE > 0:
+        rope_row = q_row + D_LATENT + tl.arange(0, ROPE)[None, :]
+        rope, rope_rest = load_query(rope_row, row_ok, D_ROPE, ROPE, TYPE, SIGN, TWO_TERMS)
+    return QueryTile(latent, latent_rest, rope, rope_rest)
 
 
 @triton.jit

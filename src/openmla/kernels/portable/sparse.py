@@ -21,9 +21,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from openmla.kernels.portable.records import Factors, QueryTile, RowBlock, SoftmaxState
+from openmla.kernels.portable.records import Factors, RowBlock, SoftmaxState
 from openmla.kernels.portable.row_block import row_step
-from openmla.kernels.portable.rows import load_query
+from openmla.kernels.portable.rows import load_query_tile
 from openmla.kernels.portable.softmax import LN_2, MINUS_INF, PARTS, normalize
 from openmla.kernels.portable.tiles import cut
 
@@ -102,22 +102,7 @@ def sparse_kernel(
 
     column = tl.arange(0, LATENT)
     q_row = q_ptr + token * q_stride_t + (head * tl.cast(q_stride_h, tl.int64))[:, None]
-    q_latent, q_latent_rest = load_query(
-        q_row + column[None, :], head_ok, D_LATENT, LATENT, TYPE, SIGN, TWO_TERMS
-    )
-    q_rope = None
-    q_rope_rest = None
-    if ROPE > 0:
-        q_rope, q_rope_rest = load_query(
-            q_row + D_LATENT + tl.arange(0, ROPE)[None, :],
-            head_ok,
-            D_ROPE,
-            ROPE,
-            TYPE,
-            SIGN,
-            TWO_TERMS,
-        )
-    q = QueryTile(q_latent, q_latent_rest, q_rope, q_rope_rest)
+    q = load_query_tile(q_row, head_ok, D_LATENT, D_ROPE, LATENT, ROPE, TYPE, SIGN, TWO_TERMS)
     row_factor = None
     if q_scale_ptr is not None:
         row_factor = tl.load(q_scale_ptr + token) + tl.zeros([BM], tl.float32)

@@ -102,7 +102,7 @@ class Specialized(NamedTuple):
 
 
 def specialized(job: CompileJob) -> Specialized:
-    """As a launch would be: "*bf16:16" is a pointer that 16 divides; None and 1 are constants."""
+    """Types of a launch: "*bf16:16" is a pointer that 16 divides; None and 1 are constants."""
     with compiling_for(job.target):
         device = triton.runtime.driver.active.get_current_device()
         binder = job.call.kernel.device_caches[device][-1]

@@ -148,7 +148,7 @@ class _Builder:
         self.positions = torch.cat([_count(0), *(_count(k) for k in case.k_lens)])
         lens = zip(case.q_lens, case.k_lens, strict=True)
         self.first_keys = [self._first_key(q_len, k_len) for q_len, k_len in lens]
-        """Of every sequence, the first key that a query sees. Those before it stay background."""
+        """Every sequence's first key that a query sees. Keys before it stay background."""
         ends = list(accumulate(case.k_lens))
         runs = zip(ends, case.k_lens, self.first_keys, strict=True)
         seen = [_count(end)[end - k_len + first :] for end, k_len, first in runs]

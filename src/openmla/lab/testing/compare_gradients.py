@@ -138,7 +138,7 @@ class GradientFigures:
     frobenius: float
     worst_row: float
     bias: float
-    """As a share of its limit: at most 1."""
+    """Bias as a share of its limit: at most 1."""
 
 
 @dataclass(frozen=True)

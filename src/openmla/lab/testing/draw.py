@@ -261,7 +261,7 @@ def _lengths(rng: random.Random, profile: str) -> dict[str, Any]:
 
 
 def _key_length(rng: random.Random, q_len: int) -> int:
-    """As long as the queries, longer (a cached prefix), shorter (early rows are empty), or 0."""
+    """Keys: as many as queries, more (a cached prefix), fewer (early rows are empty), or 0."""
     kind = rng.choice(("same", "same", "longer", "longer", "shorter", "none"))
     if kind == "longer":
         return q_len + rng.choice((1, 2, 5, 16, 31, 33))

@@ -209,7 +209,7 @@ class RowAccount(Account):
     def _add_to(
         self, name: str, row: Row, s: Tensor, k: Tensor, q: Tensor, p: Tensor, d_out: Tensor
     ) -> None:
-        """As of d_k and d_v; equal entries of a list round alike."""
+        """Add a row as the dense form does; equal entries of a list round alike."""
         times = (row.keys[:, None] == row.keys).sum(0).double()
         alike = times if name == "deviation" else torch.ones_like(times)
         super()._add_to(name, row, s * alike, k, q, p * alike, d_out)

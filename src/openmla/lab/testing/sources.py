@@ -205,7 +205,7 @@ def operands(case: SourcesCase, poisoned: bool = True) -> AttendOperands:
 
 
 def on_device(op: AttendOperands, device: str) -> AttendOperands:
-    """The same call elsewhere; its pages keep their gaps."""
+    """A copy of the call elsewhere; its pages keep their gaps."""
     sources: list[Source] = []
     for source in op.sources:
         pool = source.rows
@@ -221,14 +221,14 @@ def on_device(op: AttendOperands, device: str) -> AttendOperands:
 
 
 def _over(source: Source, pool: LatentCache) -> Source:
-    """The same places of another pool."""
+    """A source's places in another pool."""
     if isinstance(source, Listed):
         return replace(source, rows=pool)
     return replace(source, cache=pool)
 
 
 def _moved(source: Source, pool: LatentCache, device: str) -> Source:
-    """The same places of a pool on another device."""
+    """A source's places in a pool on another device."""
     if isinstance(source, Listed):
         lengths = None if source.lengths is None else source.lengths.to(device)
         return Listed(pool, source.indices.to(device), lengths)

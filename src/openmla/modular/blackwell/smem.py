@@ -6,7 +6,7 @@ tensor-memory address. The output tile reuses Q's bytes.
 * Separate rings: all K stages (nope and rope together), then all V stages.
 * Shared ring: all slots, K and V in turn from the same base, then the rope buffers.
 
-What our kernel allocates for the same plan is in kernel.py.
+What our kernel allocates for the same plan is in kernels/blackwell/dense/resources.py.
 """
 
 from __future__ import annotations

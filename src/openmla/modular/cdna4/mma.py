@@ -57,7 +57,7 @@ class MhaMmaOp:
     DEPTH = Part[int]("config.depth")
     """Columns of V and the output."""
     FP8_MMA_K_128 = Part[bool]("config.fp8_mma_k_128")
-    """As given; only fp8 heeds it."""
+    """Whether an MMA has a depth of 128; only fp8 heeds it."""
 
     @cached_property
     def _is_16x16(self) -> bool:
@@ -148,7 +148,7 @@ class MhaMmaOp:
 
     @cached_property
     def O_T_LAYOUT(self) -> RegisterTile:
-        """The same registers as queries × depth."""
+        """Accumulator registers as queries × depth."""
         return (self.Q_BLOCK_SIZE // self.MMA_M, self.DEPTH // self.MMA_N, self._acc_elts)
 
 

@@ -37,7 +37,7 @@ TURNS = {
 
 
 def split(name: str, old: str, new: str, file: str = "items", case: str = "split") -> SparseDefect:
-    """Of requests that are split; only the numbers are wrong."""
+    """A defect of requests that are split; only the numbers are wrong."""
     return SparseDefect(name, None, file, old, new, case)
 
 

@@ -73,7 +73,7 @@ def test_lengths_at_the_edges_of_the_plan(causal: bool) -> None:
 
 @pytest.mark.parametrize("heads", [4, 1])
 def test_rows_that_lie_unevenly_have_the_same_gradients(heads: int) -> None:
-    """Of one head, the stride of heads says nothing."""
+    """With one head, the stride of heads says nothing."""
     case = replace(FAR, case=replace(FAR.case, heads=heads))
     assert CDNA4.is_right_and_clean_in(UnevenMemory(), case)
 

@@ -170,8 +170,8 @@ DEFECTS = [
     ),
     SourceDefect(
         "the second source forgets the first",
-        "O, shift, row_sum = state\n    visits",
-        "O, shift, row_sum = state\n    row_sum = row_sum * 0.0\n    visits",
+        "    visits = (",
+        "    state = OnlineSoftmax(state.output, state.shift, state.row_sum * 0.0)\n    visits = (",
     ),
     SourceDefect(
         "the second source is read with the scales of the first",

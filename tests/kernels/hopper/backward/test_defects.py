@@ -131,11 +131,11 @@ PRODUCTS = [
         "P = unpack(words_s, BQ, DTYPE, VL)",
     ),
     BackwardDefect(
-        "d_k's rope columns are not summed",
+        "rope columns of gradients are not summed",
         None,
-        "backward.key_pass",
-        "rope = warpgroup_mma(narrow, smem.q.rope.index(stage), sums.rope, is_async=True)",
-        "rope = warpgroup_mma(narrow, smem.q.rope.index(stage), sums.rope, use_acc=False, "
+        "backward.products",
+        "rope = warpgroup_mma(narrow, walked.rope.index(stage), sums.rope, is_async=True)",
+        "rope = warpgroup_mma(narrow, walked.rope.index(stage), sums.rope, use_acc=False, "
         "is_async=True)",
     ),
     BackwardDefect(
@@ -363,7 +363,7 @@ TWO_TILES = [
         "mbarrier.wait(bars.d_ready.index(at_before), ((it - 1) // DST) & 1)",
         NOTHING,
         "192+64→256, rings",
-        after="dP_next = issue_weight_gradients(smem, at, WHO, SL)",
+        after="dP_next = issue_weight_gradients(smem.v, smem.d_out, at, WHO, SL)",
     ),
     BackwardDefect(
         "V is waited for in the phase of K",
@@ -372,7 +372,7 @@ TWO_TILES = [
         "mbarrier.wait(bars.v_ready.index(at), (it // VST) & 1)",
         "mbarrier.wait(bars.v_ready.index(at), (it // ST) & 1)",
         "192+64→256, rings",
-        after="S_next = issue_scores(smem, stage, WHO, SL, DIMS)",
+        after="S_next = issue_scores(smem.q, smem.k, stage, WHO, SL, DIMS)",
     ),
     BackwardDefect(
         "V is overwritten while it is read",

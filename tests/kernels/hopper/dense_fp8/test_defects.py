@@ -77,8 +77,8 @@ PRODUCER = [
         "scales are not waited for",
         Kind.RACE,
         "dense_fp8.kernel",
-        "k_ready=barriers(ST, 1 + LANES if K_SCALED else 1)",
-        "k_ready=barriers(ST, 1)",
+        "allocate_barriers(NC, ST, 1 + LANES if K_SCALED else 1)",
+        "allocate_barriers(NC, ST, 1)",
     ),
     Fp8Defect(
         "a wide rope is announced as a narrow one",

@@ -62,7 +62,7 @@ class Fault(Exception):
         self.who = ""
 
     def at(self, where: Location, who: str) -> Fault:
-        """The same fault with its place, unless it has one."""
+        """This fault with its place, unless it has one."""
         if not self.where.text:
             self.where, self.who = where, who
         return self

@@ -51,7 +51,7 @@ class Schedule:
 
     @property
     def poison_byte(self) -> int:
-        """The same for memory: NaN in every float format, or small numbers."""
+        """What memory holds before it is written: NaN in every float format, or small numbers."""
         return 0x38 if self.seed % 2 else 0xFF
 
 

@@ -28,7 +28,7 @@ _ATOMICS: dict[str, Callable[[int, int], int]] = {
     "global_atomic_or": lambda old, new: old | new,
 }
 _UPPER = "_d16_hi"
-"""Such a store takes the upper half of its register."""
+"""A store of this kind takes the upper half of its register."""
 _LDS_LIMIT = 0x3FFFF
 
 Place = Callable[[Wave], tuple[Array, Array]]

@@ -18,7 +18,7 @@ LANE_MOVES = ("row_shr", "row_bcast", "wave_shl", "row_ror", "row_half_mirror", 
 
 
 def ints(x: Array) -> Array:
-    """The same bits as signed integers."""
+    """Bits as signed integers."""
     return x.view(np.int32)
 
 

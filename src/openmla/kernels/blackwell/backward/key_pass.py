@@ -47,6 +47,7 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
 )
 
 from openmla.kernels.blackwell.backward.columns import allocate, half_of, store_half
+from openmla.kernels.blackwell.backward.products import OWN, issue_own_gradients, issue_scores
 from openmla.kernels.blackwell.backward.records import KeyBarriers
 from openmla.kernels.blackwell.backward.store import write_half
 from openmla.kernels.blackwell.dense.columns import row_registers, weights_at
@@ -67,7 +68,6 @@ from openmla.kernels.gluon.gradients.work_items import find_work_item
 from openmla.kernels.gluon.scores import MINUS_INF, signed
 
 WARPS = gl.constexpr(4)  # of the first partition, which looks the work item up
-OWN = gl.constexpr(128)  # rows of a block
 
 
 @gluon.jit
@@ -111,27 +111,6 @@ def load(sources, smem, bars, item, DIMS: gl.constexpr, HOW: gl.constexpr):
 
 
 @gluon.jit
-def issue_scores(smem, tmem, stage, DIMS: gl.constexpr, TMEM: gl.constexpr):
-    """K Q^T of a block: one product for each part of the columns."""
-    S = tmem.slice(TMEM.scores, smem.d_out.shape[1])
-    queries = smem.q.nope.index(stage).permute((1, 0))
-    tcgen05_mma(smem.k.nope.index(0), queries, S, use_acc=False)
-    if DIMS.rope > 0:
-        tcgen05_mma(smem.k.rope.index(0), smem.q.rope.index(stage).permute((1, 0)), S)
-
-
-@gluon.jit
-def issue_key_gradients(smem, tmem, stage, begun, DIMS: gl.constexpr, TMEM: gl.constexpr):
-    """d_k += dS^T Q of a block; `begun`: whether d_k has the products of blocks before."""
-    dS = weights_at(tmem, TMEM.gradients, smem.d_out.shape[1], smem.d_out.dtype, TMEM)
-    nope = tmem.slice(TMEM.nope, DIMS.nope)
-    tcgen05_mma(dS, smem.q.nope.index(stage), nope, use_acc=begun)
-    if DIMS.rope > 0:
-        rope = tmem.slice(TMEM.rope, DIMS.rope)
-        tcgen05_mma(dS, smem.q.rope.index(stage), rope, use_acc=begun)
-
-
-@gluon.jit
 def multiply(smem, tmem, bars, item, DIMS: gl.constexpr, TMEM: gl.constexpr):
     """The partition that issues products: those of block j, then the sums of block j - 1.
 
@@ -150,7 +129,7 @@ def multiply(smem, tmem, bars, item, DIMS: gl.constexpr, TMEM: gl.constexpr):
             phase = (j // ST) & 1
             mbarrier.wait(bars.q_ready.index(stage), phase)
             mbarrier.wait(bars.s_empty.index(0), (j & 1) ^ 1)
-            issue_scores(smem, tmem, stage, DIMS, TMEM)
+            issue_scores(smem.k, smem.q, tmem, stage, DIMS, TMEM)
             tcgen05_commit(bars.s_full.index(0))
             mbarrier.wait(bars.d_ready.index(stage), phase)
             mbarrier.wait(bars.dp_empty.index(0), (j & 1) ^ 1)
@@ -165,7 +144,7 @@ def multiply(smem, tmem, bars, item, DIMS: gl.constexpr, TMEM: gl.constexpr):
             tcgen05_commit(bars.p_empty.index(0))
             tcgen05_commit(bars.d_empty.index(before))
             mbarrier.wait(bars.ds_full.index(0), (j - 1) & 1)
-            issue_key_gradients(smem, tmem, before, j > 1, DIMS, TMEM)
+            issue_own_gradients(smem.q, tmem, before, j > 1, DIMS, TMEM)
             # The groups wait for ds_empty last of all: no commit is in flight when they are done.
             tcgen05_commit(bars.q_empty.index(before))
             tcgen05_commit(bars.ds_empty.index(0))

@@ -45,9 +45,10 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
 )
 
 from openmla.kernels.blackwell.backward.columns import allocate, half_of, store_half
+from openmla.kernels.blackwell.backward.products import OWN, issue_own_gradients, issue_scores
 from openmla.kernels.blackwell.backward.records import Exchanged, Given, QueryBarriers
 from openmla.kernels.blackwell.backward.store import write_half
-from openmla.kernels.blackwell.dense.columns import row_registers, weights_at
+from openmla.kernels.blackwell.dense.columns import row_registers
 from openmla.kernels.gluon.barriers import barriers
 from openmla.kernels.gluon.boxes import load_ragged, load_rows
 from openmla.kernels.gluon.gradients.loads import load_key_block, parts_of_rows
@@ -68,7 +69,6 @@ from openmla.kernels.gluon.gradients.work_items import find_work_item
 from openmla.kernels.gluon.scores import mask, signed
 
 WARPS = gl.constexpr(4)  # of the first partition, which looks the work item up
-OWN = gl.constexpr(128)  # rows of a block
 
 
 @gluon.jit
@@ -109,27 +109,6 @@ def load(sources, smem, bars, item, DIMS: gl.constexpr, HOW: gl.constexpr):
 
 
 @gluon.jit
-def issue_scores(smem, tmem, stage, DIMS: gl.constexpr, TMEM: gl.constexpr):
-    """Q K^T of a block: one product for each part of the columns."""
-    S = tmem.slice(TMEM.scores, smem.v.shape[1])
-    keys = smem.k.nope.index(stage).permute((1, 0))
-    tcgen05_mma(smem.q.nope.index(0), keys, S, use_acc=False)
-    if DIMS.rope > 0:
-        tcgen05_mma(smem.q.rope.index(0), smem.k.rope.index(stage).permute((1, 0)), S)
-
-
-@gluon.jit
-def issue_query_gradients(smem, tmem, stage, begun, DIMS: gl.constexpr, TMEM: gl.constexpr):
-    """d_q += dS K of a block; `begun`: whether d_q has the products of blocks before."""
-    dS = weights_at(tmem, TMEM.gradients, smem.v.shape[1], smem.v.dtype, TMEM)
-    nope = tmem.slice(TMEM.nope, DIMS.nope)
-    tcgen05_mma(dS, smem.k.nope.index(stage), nope, use_acc=begun)
-    if DIMS.rope > 0:
-        rope = tmem.slice(TMEM.rope, DIMS.rope)
-        tcgen05_mma(dS, smem.k.rope.index(stage), rope, use_acc=begun)
-
-
-@gluon.jit
 def multiply(smem, tmem, bars, item, DIMS: gl.constexpr, TMEM: gl.constexpr):
     """The partition that issues products: those of block j, then dS K of block j - 1.
 
@@ -147,7 +126,7 @@ def multiply(smem, tmem, bars, item, DIMS: gl.constexpr, TMEM: gl.constexpr):
             phase = (j // ST) & 1
             mbarrier.wait(bars.k_ready.index(stage), phase)
             mbarrier.wait(bars.s_empty.index(0), (j & 1) ^ 1)
-            issue_scores(smem, tmem, stage, DIMS, TMEM)
+            issue_scores(smem.q, smem.k, tmem, stage, DIMS, TMEM)
             tcgen05_commit(bars.s_full.index(0))
             mbarrier.wait(bars.v_ready.index(stage), phase)
             mbarrier.wait(bars.dp_empty.index(0), (j & 1) ^ 1)
@@ -159,7 +138,7 @@ def multiply(smem, tmem, bars, item, DIMS: gl.constexpr, TMEM: gl.constexpr):
         if j > 0:
             before = (j - 1) % ST
             mbarrier.wait(bars.ds_full.index(0), (j - 1) & 1)
-            issue_query_gradients(smem, tmem, before, j > 1, DIMS, TMEM)
+            issue_own_gradients(smem.k, tmem, before, j > 1, DIMS, TMEM)
             # The groups wait for ds_empty last of all: no commit is in flight when they are done.
             tcgen05_commit(bars.k_empty.index(before))
             tcgen05_commit(bars.ds_empty.index(0))

@@ -53,7 +53,7 @@ class Windows(NamedTuple):
     """The windows of the rows of a work item."""
 
     keys: Any
-    """As in `Sequences`."""
+    """Keys that a query sees at most, as in `Sequences`."""
     blocks: Any
     """How many of the unmasked blocks, the last ones visited, begin before the window of some row,
     and need a mask for that; None without windows."""
@@ -275,7 +275,7 @@ class TileScales(NamedTuple):
     """Per-token scales of a query tile and its keys, as a softmax group has them."""
 
     keys: Any
-    """As in `TokenScales`."""
+    """Buffers in shared memory that hold the scales of a block of keys."""
     rows: Any
     """A scale per row of the tile, in registers."""
 

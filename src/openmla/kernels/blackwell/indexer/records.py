@@ -8,3 +8,26 @@ class ProductBarriers(NamedTuple):
 
     ready: Any
     empty: Any
+
+
+class Scores(NamedTuple):
+    """Operands of the scores, and what the partitions share that add them up."""
+
+    smem: Any
+    """SharedTiles."""
+    weight_tiles: Any
+    """Halved weights of the columns of every query tile, in shared memory."""
+    bars: Any
+    """ScoresBarriers."""
+    products: ProductBarriers
+    tmem: Any
+    """Products, one per query tile."""
+    windows: Any
+    """WindowPointers."""
+    weights: Any
+    """Matrix."""
+    out: Any
+    """Matrix."""
+    total_q: Any
+    columns: Any
+    """Columns of the scores that can be written."""

@@ -31,10 +31,16 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
     tcgen05_mma,
 )
 
-from openmla.kernels.blackwell.indexer.records import ProductBarriers
+from openmla.kernels.blackwell.indexer.records import ProductBarriers, Scores
 from openmla.kernels.gluon.barriers import barriers
 from openmla.kernels.gluon.compat import reinterpret
-from openmla.kernels.gluon.indexer_records import Descriptors, Matrix, SharedTiles, WindowPointers
+from openmla.kernels.gluon.indexer_records import (
+    Descriptors,
+    Matrix,
+    SharedTiles,
+    Sources,
+    WindowPointers,
+)
 from openmla.kernels.gluon.indexer_work import (
     COLUMNS,
     COUNTS,
@@ -110,17 +116,8 @@ def sum_heads(tile, weights, FIRST: gl.constexpr, HEADS: gl.constexpr, REGS: gl.
 
 
 @gluon.jit
-def sums(  # noqa: PLR0913
-    smem,
-    w_smem,
-    bars,
-    products,
-    tmem,
-    windows,
-    weights,
-    out,
-    total_q,
-    columns,
+def sums(
+    work,
     WHO: gl.constexpr,
     CFG: gl.constexpr,
     HEADS: gl.constexpr,
@@ -129,9 +126,13 @@ def sums(  # noqa: PLR0913
 ):
     """Sum and store query tiles WHO, WHO + 2, … of every block of keys.
 
-    smem: SharedTiles; bars: ScoresBarriers; products: ProductBarriers; windows: WindowPointers;
-    weights, out: Matrix.
+    work: Scores.
     """
+    smem = work.smem
+    bars = work.bars
+    products = work.products
+    out = work.out
+    total_q = work.total_q
     TILES: gl.constexpr = CFG.tiles
     ST: gl.constexpr = CFG.key_stages
     QS: gl.constexpr = CFG.query_stages
@@ -149,7 +150,7 @@ def sums(  # noqa: PLR0913
         key = get(smem.items, slot, KEY, WARPS)
         line = get(smem.items, slot, LINE, WARPS)
         for j in gl.static_range(WHO, TILES, GROUPS):
-            put_weights(w_smem, weights, first + j * QUERIES, total_q, j, HEADS)
+            put_weights(work.weight_tiles, work.weights, first + j * QUERIES, total_q, j, HEADS)
         for c in range(0, blocks):
             stage = it % ST
             keys = key + c * BN + row
@@ -160,10 +161,12 @@ def sums(  # noqa: PLR0913
                 mbarrier.wait(products.ready.index(j), it & 1)
                 for q in gl.static_range(QUERIES):
                     query = first + j * QUERIES + q
-                    scores = sum_heads(tmem.index(j), w_smem.index(j), q * HEADS, HEADS, REGS)
+                    tile = work.tmem.index(j)
+                    weights = work.weight_tiles.index(j)
+                    scores = sum_heads(tile, weights, q * HEADS, HEADS, REGS)
                     if q == QUERIES - 1:
                         mbarrier.arrive(products.empty.index(j), count=1)
-                    window = window_of(windows, query, line, total_q, columns, PAGE)
+                    window = window_of(work.windows, query, line, total_q, work.columns, PAGE)
                     at = out.ptr + query.to(gl.int64) * out.row_stride
                     inside = (keys >= window.low) & (keys < window.high)
                     gl.store(at + keys, scores * scale, mask=inside)
@@ -214,66 +217,16 @@ def scores_kernel(  # noqa: PLR0913
     windows = WindowPointers(starts_ptr, ends_ptr, sequences_ptr, longest_ptr)
     weights = Matrix(weights_ptr, weights_stride)
     out = Matrix(out_ptr, out_stride)
+    table = Matrix(table_ptr, table_stride)
+    descs = Descriptors(q=q_desc, k=k_desc, scales=s_desc)
+    sources = Sources(descs, windows, table, counter_ptr, total_q, columns, chunks)
+    work = Scores(smem, w_smem, bars, products, tmem, windows, weights, out, total_q, columns)
     gl.warp_specialize(
         [
-            (
-                sums,
-                (
-                    smem,
-                    w_smem,
-                    bars,
-                    products,
-                    tmem,
-                    windows,
-                    weights,
-                    out,
-                    total_q,
-                    columns,
-                    0,
-                    CFG,
-                    HEADS,
-                    PAGE,
-                    REGS,
-                ),
-            ),
-            (
-                sums,
-                (
-                    smem,
-                    w_smem,
-                    bars,
-                    products,
-                    tmem,
-                    windows,
-                    weights,
-                    out,
-                    total_q,
-                    columns,
-                    1,
-                    CFG,
-                    HEADS,
-                    PAGE,
-                    REGS,
-                ),
-            ),
+            (sums, (work, 0, CFG, HEADS, PAGE, REGS)),
+            (sums, (work, 1, CFG, HEADS, PAGE, REGS)),
             (multiply, (smem, bars, products, tmem, CFG, LAYOUT)),
-            (
-                producer,
-                (
-                    Descriptors(q=q_desc, k=k_desc, scales=s_desc),
-                    smem,
-                    bars,
-                    windows,
-                    Matrix(table_ptr, table_stride),
-                    counter_ptr,
-                    total_q,
-                    columns,
-                    chunks,
-                    CFG,
-                    HEADS,
-                    PAGE,
-                ),
-            ),
+            (producer, (sources, smem, bars, CFG, HEADS, PAGE)),
         ],
         [4, 1, 1],
         REGISTERS,

@@ -43,7 +43,7 @@ PROBLEMS = {
     "16 heads e4m3": typed(replace(V32, heads=16), "e4m3"),
 }
 # Bytes of addresses that every partition needs: they are spilled once, before warp specialization.
-# Of two sources the loader stores four or five registers more, once a token.
+# With two sources the loader stores four or five registers more, once a token.
 SPILLS = 36
 
 

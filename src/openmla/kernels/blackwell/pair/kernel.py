@@ -1,6 +1,7 @@
 """Latent MLA prefill on Blackwell with a pair of CTAs: 128 heads, rows of 512 + 64 columns or 512.
 
-The rows of a token are listed, or all that its sequence has in a paged cache (see sparse/rows.py).
+The rows of a token are listed, or those that it sees of its sequence in a paged cache, or a span of
+positions there (see sparse/rows.py). With a second source, its rows follow in steps of their own.
 A pair serves one token at a time, or a range of a token's keys (items.py), and walks its rows
 KEYS = 256 at a time by two-CTA products: each CTA holds 64 heads of Q, of the weights and of the
 output. Pairs are persistent: as many as fit on the chip take tokens in turn, so that the first

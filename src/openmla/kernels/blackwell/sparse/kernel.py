@@ -1,6 +1,7 @@
 """Latent MLA prefill on Blackwell: all heads share rows of 512 + 64 columns, 512, or 256 + 64.
 
-The rows of a token are listed, or (rows.py) all that its sequence has in a paged cache.
+The rows of a token are listed, or (rows.py) those that it sees of its sequence in a paged cache, or
+a span of positions there. With a second source, its rows follow in steps of their own.
 
 A CTA serves one token and up to 64 of its heads, padded to the 64 rows of a product, and walks the
 token's list of rows B_TOPK = 64 at a time. The kernel obeys an `MLASparseConfig` of one CTA; for

@@ -149,7 +149,7 @@ def following(original: MLAPrefillSparse) -> SparseConfig:
 def with_widths(
     config: SparseConfig, qk_depth: int, v_depth: int, smem: int, tmem: int
 ) -> SparseConfig:
-    """The same for rows of other columns."""
+    """A config for rows of other columns."""
     return replace(config, qk_depth=qk_depth, v_depth=v_depth, q_smem_depth=smem, q_tmem_depth=tmem)
 
 

@@ -123,11 +123,11 @@ class SecondKeys(NamedTuple):
     after: Any
     """Steps over the first source, which come before."""
     indices: Any
-    """As in a KeyList, as are length and first."""
+    """Pointer to its indices; length and first are those of a KeyList too."""
     length: Any
     first: Any
     rows: Any
-    """As in a Pool, as are the steps."""
+    """Rows of its pool; the steps are those of a Pool too."""
     page_step: Any
     row_step: Any
 
@@ -179,7 +179,7 @@ class Fp8Cache(NamedTuple):
     raw_tiles: int
     """64-column tiles of K that are dequantized; the others are 16-bit columns."""
     v_tiles: int
-    """Those of V; in rows of 584 bytes it has a tile of 16-bit columns too."""
+    """64-column tiles of V that are dequantized; in rows of 584 bytes it has one of 16 bits too."""
     plain_column: int
     """Where 16-bit columns begin in a row, counted in 16-bit columns; 0 where there are none."""
     has_exponents: bool

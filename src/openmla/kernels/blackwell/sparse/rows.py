@@ -4,8 +4,9 @@ The list of a token is a records.KeyList. Pages lie any multiple of 16 bytes apa
 TMA descriptor may be shorter than a cache row; with pages back to back all steps are 1.
 
 In the latent form the list is implicit: all keys of the token's sequence, under a causal mask up to
-its own. Then the KeyList points to the sequence's line of the block table, from which the indices
-follow. INDEXING, a records.Indexing, says which of the two it is.
+its own, with a window the last of those. Then the KeyList points to the sequence's line of the
+block table, from which the indices follow. A span is a part of such a line that the token names,
+and may meet pages that are none. INDEXING, a records.Indexing, says which of these it is.
 """
 
 from triton.experimental import gluon

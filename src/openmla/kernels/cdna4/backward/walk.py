@@ -94,7 +94,7 @@ def across(slot, PART: gl.constexpr, LAYOUT: gl.constexpr, MMA: gl.constexpr):
 
 @gluon.jit
 def along(slot, PART: gl.constexpr, LAYOUT: gl.constexpr, MMA: gl.constexpr):
-    """The same rows as right operands of gradients."""
+    """Rows 32 x PART … of a slot as right operands of gradients: one for each 32 columns."""
     COUNT: gl.constexpr = slot.shape[1] // EDGE
     SUBS: gl.constexpr = slot.shape[0] // EDGE * COUNT
     subs = reinterpret(slot, slot.dtype, [SUBS, EDGE, EDGE], LAYOUT.read)
@@ -115,7 +115,7 @@ def columns_across(slots, PART: gl.constexpr, BLOCK: gl.constexpr, LAYOUTS: gl.c
 
 @gluon.jit
 def columns_along(slots, PART: gl.constexpr, BLOCK: gl.constexpr, LAYOUTS: gl.constexpr):
-    """The same rows as right operands of gradients."""
+    """Rows 32 x PART … of Q or K, rope behind the others, as right operands of gradients."""
     frags = along(slots.nope, PART, LAYOUTS.tiles.nope, LAYOUTS.matrices)
     if BLOCK.d_rope > 0:
         frags = frags + along(slots.rope, PART, LAYOUTS.tiles.rope, LAYOUTS.matrices)

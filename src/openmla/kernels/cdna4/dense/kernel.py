@@ -29,7 +29,7 @@ Waves run in step: a wait covers a wave's own copies only, so if half of the wav
 | V ring, 3 slots (4 without v227) | 3 x 16640 = 49920 | 3 x 64 x 128 x 2 = 49152 |
 
 K slots are swizzled: the copies permute their source, the fragments are read through the swizzle.
-V slots are written and read through one map (layouts.py), v227 or the default.
+V slots are written and read through one map (cdna4/layouts.py), v227 or the default.
 
 With a key mask a query has one word for 32 keys. A tile's words come straight to registers, one
 tile ahead of their use, and no tile is without a mask.

@@ -50,7 +50,7 @@ def _scores(problem: IndexProblem, target: Target) -> Cdna4ScoresConfig:
 
 
 def _selection(problem: IndexProblem, target: Target) -> GluonSelectConfig:
-    """As on an NVIDIA GPU, with twice the lanes and half of the vectors in each. With fewer
+    """NVIDIA's config with twice the lanes and half of the vectors in each. With fewer
     registers the kernel spills."""
     config = select_config(problem, target)
     return replace(

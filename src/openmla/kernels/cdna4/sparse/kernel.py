@@ -55,6 +55,7 @@ from openmla.kernels.cdna4.softmax import (
 )
 from openmla.kernels.cdna4.sparse.records import (
     CacheParts,
+    OnlineSoftmax,
     PagedRows,
     PageTables,
     RangePrograms,
@@ -306,6 +307,44 @@ VECTORS = ["lse_ptr", "logits_ptr", "sink_ptr", "indices_ptr", "lengths_ptr", "c
 VECTORS += ["part_state_ptr"]
 
 
+@gluon.jit
+def load_first_blocks(
+    rings,
+    number_ring,
+    parts,
+    source,
+    first,
+    WIDENED: gl.constexpr,
+    LAYOUTS: gl.constexpr,
+    HOW: gl.constexpr,
+):
+    """Numbers of the first two blocks of a RowSource, from place `first` on, and rows of the first.
+
+    Rows that are WIDENED are then in their slot; copies of others are in flight.
+    """
+    KV: gl.constexpr = rings.latent.shape[1]
+    slot = slot_at(rings, 0)
+    number_ring.index(0).store(numbers_of(source, first, KV, HOW))
+    number_ring.index(1).store(numbers_of(source, first + KV, KV, HOW))
+    if WIDENED:
+        fetched = fetch_block(slot, parts, number_ring.index(0), first, source, LAYOUTS, HOW)
+        dequantize_block(slot, fetched, HOW)
+    else:
+        copy_block(slot, parts, number_ring.index(0), first, source, LAYOUTS, HOW)
+
+
+@gluon.jit
+def add_block(state, tiles, latent, factor, TILES: gl.constexpr, MMA: gl.constexpr):
+    """The OnlineSoftmax `state` and one block more: its scores, and its latent columns in LDS."""
+    O, shift, row_sum = state
+    weights, shift, row_sum, rescale = softmax(tiles, shift, row_sum, factor, TILES, 0.0)
+    O = O * gl.convert_layout(rescale, gl.SliceLayout(1, MMA.output))[:, None]
+    for i in gl.static_range(TILES):
+        p = gl.convert_layout(weights[i].to(latent.dtype), MMA.p)
+        O = mma_PV(O, latent.slice(STRIP * i, STRIP, 0).load(MMA.v), p)
+    return OnlineSoftmax(O, shift, row_sum)
+
+
 @gluon.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=VECTORS)
 def sparse_kernel(  # noqa: PLR0913
     q_ptr,
@@ -435,15 +474,8 @@ def sparse_kernel(  # noqa: PLR0913
         rope=PagedRows(rope_ptr, rope_stride_page, rope_stride_t),
         scales=PagedRows(scale_ptr, scale_stride_page, scale_stride_t),
     )
-    slot = slot_at(rings, 0)
     begin = work.begin
-    number_ring.index(0).store(numbers_of(source, begin, KV, HOW))
-    number_ring.index(1).store(numbers_of(source, begin + KV, KV, HOW))
-    if WIDENED:
-        fetched = fetch_block(slot, parts, number_ring.index(0), begin, source, LAYOUTS, HOW)
-        dequantize_block(slot, fetched, HOW)
-    else:
-        copy_block(slot, parts, number_ring.index(0), begin, source, LAYOUTS, HOW)
+    load_first_blocks(rings, number_ring, parts, source, begin, WIDENED, LAYOUTS, HOW)
     places = Places(first=work.token * heads + work.first, per_token=heads)
     q = TokenRows(q_ptr, q_stride_t, q_stride_h)
     q_frags = Q_frags(q, places, work.here, DTYPE, BM, FRAGS, MMA)
@@ -451,6 +483,7 @@ def sparse_kernel(  # noqa: PLR0913
     O = gl.zeros([BM, D_V], gl.float32, MMA.output)
     shift = gl.full([BM], float("-inf"), gl.float32, gl.SliceLayout(1, MMA.scores))
     row_sum = gl.zeros([BM], gl.float32, gl.SliceLayout(1, MMA.scores))
+    state = OnlineSoftmax(O, shift, row_sum)
     # A range begins at a multiple of 512 keys: its first block takes slot 0, as the first of all.
     for j in range(begin // KV, visits):
         coming = numbers_of(source, (j + 2) * KV, KV, HOW)
@@ -476,16 +509,13 @@ def sparse_kernel(  # noqa: PLR0913
                 tiles = mask_paged(tiles, j * KV, work, heads, CAUSAL, BLOCK, MMA)
         else:
             tiles = mask_listed(tiles, numbers, j * KV, source, TILES, MMA, HOW)
-        weights, shift, row_sum, rescale = softmax(tiles, shift, row_sum, factor, TILES, 0.0)
-        O = O * gl.convert_layout(rescale, gl.SliceLayout(1, MMA.output))[:, None]
-        for i in gl.static_range(TILES):
-            p = gl.convert_layout(weights[i].to(DTYPE), MMA.p)
-            O = mma_PV(O, slot.latent.slice(STRIP * i, STRIP, 0).load(MMA.v), p)
+        state = add_block(state, tiles, slot.latent, factor, TILES, MMA)
         if WIDENED:
             dequantize_block(later, fetched, HOW)
         numbers.store(coming)
     if not WIDENED:
         async_copy.wait_group(0)
+    O, shift, row_sum = state
 
     # Computed again, so that nothing of it is kept in registers during the loop.
     first = work.first + opaque_zero()

@@ -17,13 +17,14 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.amd.cdna4 import async_copy
 
-from openmla.kernels.cdna4.mma_op import mma_PV
 from openmla.kernels.cdna4.records import Places, TokenRows
-from openmla.kernels.cdna4.softmax import finish, opaque_zero, row_place, signed_tiles, softmax
+from openmla.kernels.cdna4.softmax import finish, opaque_zero, row_place, signed_tiles
 from openmla.kernels.cdna4.sparse.kernel import (
     COLUMNS,
     STRIP,
     Q_frags,
+    add_block,
+    load_first_blocks,
     mask_listed,
     scores,
     slot_at,
@@ -96,16 +97,8 @@ def walk(
     TILES: gl.constexpr = KV // STRIP
     MMA: gl.constexpr = LAYOUTS.matrices
     WIDENED: gl.constexpr = HOW.scale_block > 0
-    O, shift, row_sum = state
     visits = (source.places + KV - 1) // KV
-    slot = slot_at(rings, 0)
-    number_ring.index(0).store(numbers_of(source, 0, KV, HOW))
-    number_ring.index(1).store(numbers_of(source, KV, KV, HOW))
-    if WIDENED:
-        fetched = fetch_block(slot, parts, number_ring.index(0), 0, source, LAYOUTS, HOW)
-        dequantize_block(slot, fetched, HOW)
-    else:
-        copy_block(slot, parts, number_ring.index(0), 0, source, LAYOUTS, HOW)
+    load_first_blocks(rings, number_ring, parts, source, 0, WIDENED, LAYOUTS, HOW)
     for j in range(0, visits):
         coming = numbers_of(source, (j + 2) * KV, KV, HOW)
         later = slot_at(rings, (j + 1) % SLOTS)
@@ -123,17 +116,13 @@ def walk(
         if SIGN != 1:
             tiles = signed_tiles(tiles, TILES, SIGN)
         tiles = mask_listed(tiles, numbers, j * KV, source, TILES, MMA, HOW)
-        weights, shift, row_sum, rescale = softmax(tiles, shift, row_sum, factor, TILES, 0.0)
-        O = O * gl.convert_layout(rescale, gl.SliceLayout(1, MMA.output))[:, None]
-        for i in gl.static_range(TILES):
-            p = gl.convert_layout(weights[i].to(slot.latent.dtype), MMA.p)
-            O = mma_PV(O, slot.latent.slice(STRIP * i, STRIP, 0).load(MMA.v), p)
+        state = add_block(state, tiles, slot.latent, factor, TILES, MMA)
         if WIDENED:
             dequantize_block(later, fetched, HOW)
         numbers.store(coming)
     if not WIDENED:
         async_copy.wait_group(0)
-    return OnlineSoftmax(O, shift, row_sum)
+    return state
 
 
 @gluon.constexpr_function

@@ -45,7 +45,7 @@ class How(NamedTuple):
     """Problem.rope: "shared", "per_head" or "none"."""
     has_key_mask: bool = False
     gradients: str = "all"
-    """Of the key pass: "all", or "k" or "v" alone, where one thread cannot hold both sums."""
+    """What the key pass sums: "all", or "k" or "v" alone, where one thread cannot hold both."""
 
 
 class Tiling(NamedTuple):
@@ -100,7 +100,7 @@ class QuerySources(NamedTuple):
     k: Parts
     v: Any
     bits: Any = None
-    """Of `seen_bits`, by query; None: every query sees every key."""
+    """Bits by query, as `seen_bits` wrote them; None: every query sees every key."""
     k_tail: Any = None
     """The last columns of K without rope, if they are in the tile of those with."""
 
@@ -149,9 +149,9 @@ class KeySources(NamedTuple):
     statistics: Any
     heads: Any
     bits: Any = None
-    """Of `seen_bits`, by key; None: every query sees every key."""
+    """Bits by key, as `seen_bits` wrote them; None: every query sees every key."""
     k_tail: Any = None
-    """As in QuerySources."""
+    """The last columns of K without rope, if they are in the tile of those with."""
 
 
 class KeyMemory(NamedTuple):

@@ -70,8 +70,16 @@ from openmla.kernels.gluon.gradients.records import (
     Sequences,
     Tiling,
 )
-from openmla.kernels.gluon.scores import opaque_zero, signed
+from openmla.kernels.gluon.scores import signed
 from openmla.kernels.hopper.backward.masks import hide_before
+from openmla.kernels.hopper.backward.products import (
+    NC,
+    WARPS,
+    WGMMA_ROWS,
+    issue_own_gradients,
+    issue_scores,
+    issue_weight_gradients,
+)
 from openmla.kernels.hopper.backward.records import KeyBarriers, Sums
 from openmla.kernels.hopper.backward.rings import free_phase_of, slot_of
 from openmla.kernels.hopper.backward.scheduler import (
@@ -83,12 +91,8 @@ from openmla.kernels.hopper.backward.scheduler import (
     scheduler,
 )
 from openmla.kernels.hopper.backward.store import write_gradient, write_part
-from openmla.kernels.hopper.dense.scheduler import FIELDS, get
+from openmla.kernels.hopper.dense.scheduler import allocate_info, get
 from openmla.kernels.hopper.dense.softmax import keep_bits, load_words, pack, unpack
-
-WARPS = gl.constexpr(4)  # of a consumer
-NC = gl.constexpr(2)  # consumers
-WGMMA_ROWS = gl.constexpr(64)
 
 
 @gluon.jit
@@ -160,29 +164,6 @@ def producer(info, sources, smem, bars, DIMS: gl.constexpr, HOW: gl.constexpr):
 
 
 @gluon.jit
-def issue_scores(smem, stage, WHO: gl.constexpr, SL: gl.constexpr, DIMS: gl.constexpr):
-    """Start S^T = K Q^T of a block: one product for each part of the columns."""
-    BQ: gl.constexpr = smem.d_out.shape[1]
-    S = gl.zeros([64, BQ], gl.float32, SL)
-    who = opaque_zero() + WHO
-    queries = smem.q.nope.index(stage).permute((1, 0))
-    S = warpgroup_mma(smem.k.nope.index(who), queries, S, use_acc=False, is_async=True)
-    if DIMS.rope > 0:
-        queries = smem.q.rope.index(stage).permute((1, 0))
-        S = warpgroup_mma(smem.k.rope.index(who), queries, S, is_async=True)
-    return S
-
-
-@gluon.jit
-def issue_weight_gradients(smem, stage, WHO: gl.constexpr, SL: gl.constexpr):
-    """Start dP^T = V d_out^T of a block."""
-    BQ: gl.constexpr = smem.d_out.shape[1]
-    dP = gl.zeros([64, BQ], gl.float32, SL)
-    d_out = smem.d_out.index(stage).permute((1, 0))
-    return warpgroup_mma(smem.v.index(opaque_zero() + WHO), d_out, dP, use_acc=False, is_async=True)
-
-
-@gluon.jit
 def issue_sums(words_p, words_s, sums, smem, stage, at, DIMS: gl.constexpr, HOW: gl.constexpr):
     """Start d_v += P^T d_out and d_k += dS^T Q of a block; sums: Sums, two or three products.
 
@@ -193,21 +174,16 @@ def issue_sums(words_p, words_s, sums, smem, stage, at, DIMS: gl.constexpr, HOW:
     BQ: gl.constexpr = smem.d_out.shape[1]
     DTYPE: gl.constexpr = smem.d_out.dtype
     VL: gl.constexpr = gl.DotOperandLayout(0, sums.v.type.layout, 2)
-    KL: gl.constexpr = gl.DotOperandLayout(0, sums.nope.type.layout, 2)
-    v, nope, rope = sums
+    v = sums.v
+    d_k = Parts(sums.nope, sums.rope)
     P = words_p
     dS = words_s
     if HOW.gradients != "k":
         P = unpack(words_p, BQ, DTYPE, VL)
         v = warpgroup_mma(P, smem.d_out.index(at), sums.v, is_async=True)
     if HOW.gradients != "v":
-        dS = unpack(words_s, BQ, DTYPE, KL)
-        nope = warpgroup_mma(dS, smem.q.nope.index(stage), sums.nope, is_async=True)
-    if DIMS.rope > 0 and HOW.gradients != "v":
-        RL: gl.constexpr = gl.DotOperandLayout(0, sums.rope.type.layout, 2)
-        narrow = gl.convert_layout(dS, RL)
-        rope = warpgroup_mma(narrow, smem.q.rope.index(stage), sums.rope, is_async=True)
-    return Sums(v, nope, rope), P, dS
+        d_k, dS = issue_own_gradients(words_s, d_k, smem.q, stage, DIMS)
+    return Sums(v, d_k.nope, d_k.rope), P, dS
 
 
 @gluon.jit
@@ -270,12 +246,12 @@ def walk(  # noqa: PLR0913
         stage = it % ST
         before = (it + (ST - 1)) % ST
         mbarrier.wait(bars.q_ready.index(stage), (it // ST) & 1)
-        S_next = issue_scores(smem, stage, WHO, SL, DIMS)
+        S_next = issue_scores(smem.k, smem.q, stage, WHO, SL, DIMS)
         at = slot_of(it, stage, DST, ST)
         at_before = slot_of(it + (DST - 1), before, DST, ST)
         if MORE:
             mbarrier.wait(bars.d_ready.index(at), (it // DST) & 1)
-            dP_next = issue_weight_gradients(smem, at, WHO, SL)
+            dP_next = issue_weight_gradients(smem.v, smem.d_out, at, WHO, SL)
         else:
             mbarrier.wait(bars.d_ready.index(at_before), ((it - 1) // DST) & 1)
         added, P_left, dS_left = issue_sums(
@@ -348,7 +324,7 @@ def consumer(
         stage = it % ST
         mbarrier.wait(bars.k_ready.index(WHO), turn & 1)
         mbarrier.wait(bars.q_ready.index(stage), (it // ST) & 1)
-        S_next = issue_scores(smem, stage, WHO, SL, DIMS)
+        S_next = issue_scores(smem.k, smem.q, stage, WHO, SL, DIMS)
         at = slot_of(it, stage, DST, ST)
         if HOW.gradients != "v":
             mbarrier.wait(bars.d_ready.index(at), (it // DST) & 1)
@@ -358,7 +334,7 @@ def consumer(
             words_p = pack(P, BQ, DTYPE)
             words_s = words_p
         else:
-            dP_next = issue_weight_gradients(smem, at, WHO, SL)
+            dP_next = issue_weight_gradients(smem.v, smem.d_out, at, WHO, SL)
             S, dP = warpgroup_mma_wait(0, deps=(S_next, dP_next))
             if HOW.gradients == "k":
                 mbarrier.arrive(bars.d_empty.index(at), count=1)
@@ -529,7 +505,7 @@ def key_pass_kernel(  # noqa: PLR0913
     d_out_smem = gl.allocate_shared_memory(DTYPE, [VST, BQ, DIMS.v], LAYOUTS.v)
     total_smem = gl.allocate_shared_memory(gl.float32, [ST, BQ], LINEAR)
     delta_smem = gl.allocate_shared_memory(gl.float32, [ST, BQ], LINEAR)
-    info = gl.allocate_shared_memory(gl.int32, [2 * FIELDS, 1], LINEAR)
+    info = allocate_info()
     bars = KeyBarriers(
         k_ready=barriers(NC, 1),
         k_empty=barriers(NC, 1),

@@ -46,11 +46,7 @@ slots: V of a block is needed until dP, K until the block after.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    mbarrier,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma_wait
 
 from openmla.kernels.gluon.barriers import barriers
 from openmla.kernels.gluon.boxes import load_ragged, load_rows
@@ -72,17 +68,21 @@ from openmla.kernels.gluon.gradients.records import (
     Tiling,
 )
 from openmla.kernels.gluon.gradients.statistics import PLUS_INF, row_statistics
-from openmla.kernels.gluon.scores import opaque_zero, signed
+from openmla.kernels.gluon.scores import signed
+from openmla.kernels.hopper.backward.products import (
+    NC,
+    WARPS,
+    WGMMA_ROWS,
+    issue_own_gradients,
+    issue_scores,
+    issue_weight_gradients,
+)
 from openmla.kernels.hopper.backward.records import QueryBarriers
 from openmla.kernels.hopper.backward.rings import free_phase_of, slot_of
 from openmla.kernels.hopper.backward.scheduler import BLOCKS, get_work_item, scheduler
 from openmla.kernels.hopper.backward.store import write_gradient
-from openmla.kernels.hopper.dense.scheduler import FIELDS, get
-from openmla.kernels.hopper.dense.softmax import hide, keep_bits, load_words, pack, unpack
-
-WARPS = gl.constexpr(4)  # of a consumer
-NC = gl.constexpr(2)  # consumers
-WGMMA_ROWS = gl.constexpr(64)
+from openmla.kernels.hopper.dense.scheduler import allocate_info, get
+from openmla.kernels.hopper.dense.softmax import hide, keep_bits, load_words, pack
 
 
 @gluon.jit
@@ -144,46 +144,6 @@ def producer(info, sources, smem, bars, DIMS: gl.constexpr, HOW: gl.constexpr):
 
 
 @gluon.jit
-def issue_scores(smem, stage, WHO: gl.constexpr, SL: gl.constexpr, DIMS: gl.constexpr):
-    """Start Q K^T of a block: one product for each part of the columns."""
-    BN: gl.constexpr = smem.v.shape[1]
-    S = gl.zeros([64, BN], gl.float32, SL)
-    who = opaque_zero() + WHO
-    keys = smem.k.nope.index(stage).permute((1, 0))
-    S = warpgroup_mma(smem.q.nope.index(who), keys, S, use_acc=False, is_async=True)
-    if DIMS.rope > 0:
-        keys = smem.k.rope.index(stage).permute((1, 0))
-        S = warpgroup_mma(smem.q.rope.index(who), keys, S, is_async=True)
-    return S
-
-
-@gluon.jit
-def issue_weight_gradients(smem, stage, WHO: gl.constexpr, SL: gl.constexpr):
-    """Start dP = d_out V^T of a block."""
-    BN: gl.constexpr = smem.v.shape[1]
-    dP = gl.zeros([64, BN], gl.float32, SL)
-    values = smem.v.index(stage).permute((1, 0))
-    d_out = smem.d_out.index(opaque_zero() + WHO)
-    return warpgroup_mma(d_out, values, dP, use_acc=False, is_async=True)
-
-
-@gluon.jit
-def issue_query_gradients(words, d_q, smem, stage, DIMS: gl.constexpr):
-    """Start d_q += dS K of a block; d_q: Parts. Returns the products in flight and dS."""
-    BN: gl.constexpr = smem.v.shape[1]
-    DTYPE: gl.constexpr = smem.v.dtype
-    AL: gl.constexpr = gl.DotOperandLayout(0, d_q.nope.type.layout, 2)
-    dS = unpack(words, BN, DTYPE, AL)
-    nope = warpgroup_mma(dS, smem.k.nope.index(stage), d_q.nope, is_async=True)
-    rope = d_q.rope
-    if DIMS.rope > 0:
-        RL: gl.constexpr = gl.DotOperandLayout(0, d_q.rope.type.layout, 2)
-        narrow = gl.convert_layout(dS, RL)
-        rope = warpgroup_mma(narrow, smem.k.rope.index(stage), d_q.rope, is_async=True)
-    return Parts(nope, rope), dS
-
-
-@gluon.jit
 def weights_of(
     S,
     smem,
@@ -238,11 +198,11 @@ def walk(  # noqa: PLR0913
         stage = it % ST
         before = (it + (ST - 1)) % ST
         mbarrier.wait(bars.k_ready.index(stage), (it // ST) & 1)
-        S_next = issue_scores(smem, stage, WHO, SL, DIMS)
+        S_next = issue_scores(smem.q, smem.k, stage, WHO, SL, DIMS)
         at = slot_of(it, stage, VST, ST)
         mbarrier.wait(bars.v_ready.index(at), (it // VST) & 1)
-        dP_next = issue_weight_gradients(smem, at, WHO, SL)
-        next_q, dS = issue_query_gradients(words, Parts(d_nope, d_rope), smem, before, DIMS)
+        dP_next = issue_weight_gradients(smem.d_out, smem.v, at, WHO, SL)
+        next_q, dS = issue_own_gradients(words, Parts(d_nope, d_rope), smem.k, before, DIMS)
         S = warpgroup_mma_wait(1 + PARTS, deps=(S_next,))
         skip = (item.blocks - 1 - c) * BN
         P = weights_of(S, smem, stage, rows.total, factor, skip, item, MASKED, WHO, HOW)
@@ -297,10 +257,10 @@ def consumer(
         stage = it % ST
         mbarrier.wait(bars.q_ready.index(WHO), turn & 1)
         mbarrier.wait(bars.k_ready.index(stage), (it // ST) & 1)
-        S_next = issue_scores(smem, stage, WHO, SL, DIMS)
+        S_next = issue_scores(smem.q, smem.k, stage, WHO, SL, DIMS)
         at = slot_of(it, stage, VST, ST)
         mbarrier.wait(bars.v_ready.index(at), (it // VST) & 1)
-        dP_next = issue_weight_gradients(smem, at, WHO, SL)
+        dP_next = issue_weight_gradients(smem.d_out, smem.v, at, WHO, SL)
         rows = row_statistics(item, saved, stats, DIMS.v, WHO, SL)
         S, dP = warpgroup_mma_wait(0, deps=(S_next, dP_next))
         mbarrier.arrive(bars.v_empty.index(at), count=1)
@@ -338,7 +298,7 @@ def consumer(
         )
         mbarrier.arrive(bars.q_empty.index(WHO), count=1)
         before = (it + (ST - 1)) % ST
-        next_q, dS = issue_query_gradients(words, d_q, smem, before, DIMS)
+        next_q, dS = issue_own_gradients(words, d_q, smem.k, before, DIMS)
         turn += 1
         mbarrier.wait(bars.t_ready.index(turn & 1), (turn >> 1) & 1)
         blocks = get(info, turn & 1, BLOCKS, WARPS)
@@ -432,9 +392,7 @@ def query_pass_kernel(  # noqa: PLR0913
     d_out_smem = gl.allocate_shared_memory(DTYPE, [NC, 64, DIMS.v], LAYOUTS.v)
     k_smem = parts_of_rows(ST, BN, DIMS, LAYOUTS, DTYPE)
     v_smem = gl.allocate_shared_memory(DTYPE, [VST, BN, DIMS.v], LAYOUTS.v)
-    info = gl.allocate_shared_memory(
-        gl.int32, [2 * FIELDS, 1], gl.SwizzledSharedLayout(1, 1, 1, order=[0])
-    )
+    info = allocate_info()
     bars = QueryBarriers(
         q_ready=barriers(NC, 1),
         q_empty=barriers(NC, 1),

@@ -63,7 +63,6 @@ from openmla.kernels.hopper.dense.records import (
     Limits,
     MmaLayouts,
     Output,
-    OutputTile,
     Requests,
     Results,
     SharedMemory,
@@ -72,18 +71,11 @@ from openmla.kernels.hopper.dense.records import (
     Tiling,
 )
 from openmla.kernels.hopper.dense.scheduler import (
-    BLOCKS,
     CUT,
-    FIELDS,
-    HEAD,
-    KEYS,
-    ROWS,
-    SEEN,
     SINCE,
-    SLOT,
-    TOKEN,
-    WHOLE,
+    allocate_info,
     get,
+    get_consumer_item,
     scheduler,
 )
 from openmla.kernels.hopper.dense.softmax import (
@@ -209,11 +201,7 @@ def consumer(
     turn = gl.program_id(0) * 0
     it = turn  # key blocks so far, over all work items
     mbarrier.wait(bars.t_ready.index(0), 0)
-    tile = read_output_tile(info, turn, HOW.min_split)
-    blocks = get(info, turn, BLOCKS, WARPS)
-    whole = get(info, turn, WHOLE, WARPS)
-    keys = get(info, turn, KEYS, WARPS)
-    seen = get(info, turn, SEEN, WARPS)
+    tile, blocks, whole, keys, seen = get_consumer_item(info, turn, WARPS, HOW.min_split)
     if HOW.has_window:
         cut = get(info, turn, CUT, WARPS)
         since = get(info, turn, SINCE, WARPS)
@@ -311,11 +299,7 @@ def consumer(
         turn += 1
         slot = turn & 1
         mbarrier.wait(bars.t_ready.index(slot), (turn >> 1) & 1)
-        next_tile = read_output_tile(info, slot, HOW.min_split)
-        blocks = get(info, slot, BLOCKS, WARPS)
-        whole = get(info, slot, WHOLE, WARPS)
-        keys = get(info, slot, KEYS, WARPS)
-        seen = get(info, slot, SEEN, WARPS)
+        next_tile, blocks, whole, keys, seen = get_consumer_item(info, slot, WARPS, HOW.min_split)
         if HOW.has_window:
             cut = get(info, slot, CUT, WARPS)
             since = get(info, slot, SINCE, WARPS)
@@ -331,18 +315,6 @@ def consumer(
         finish(O, row_max, row_sum, tile, results, WHO, NC, HOW.min_split)
         S = warpgroup_mma_wait(0, deps=(S_next,))
         tile = next_tile
-
-
-@gluon.jit
-def read_output_tile(info, slot, SPLIT: gl.constexpr):
-    """The OutputTile of the work item described in a slot of `info`."""
-    head = get(info, slot, HEAD, WARPS)
-    token = get(info, slot, TOKEN, WARPS)
-    rows = get(info, slot, ROWS, WARPS)
-    workspace_slot = head * 0  # not read unless requests are split
-    if SPLIT > 0:
-        workspace_slot = get(info, slot, SLOT, WARPS)
-    return OutputTile(head=head, token=token, rows=rows, slot=workspace_slot)
 
 
 @gluon.jit
@@ -367,6 +339,22 @@ def column_tiles(
     if DIMS.rope > 0:
         rope = gl.allocate_shared_memory(ROPE_DTYPE, [NUMBER, HIGH, DIMS.rope], ROPE_LAYOUT)
     return ColumnTiles(main, tail, rope)
+
+
+@gluon.jit
+def allocate_barriers(NC: gl.constexpr, ST: gl.constexpr, K_ARRIVALS: gl.constexpr):
+    """Barriers; K_ARRIVALS: the count of k_ready, of which 1 is for TMA bytes."""
+    return Barriers(
+        q_ready=barriers(NC, 1),
+        q_empty=barriers(NC, 1),
+        k_ready=barriers(ST, K_ARRIVALS),
+        k_empty=barriers(ST, NC),
+        v_ready=barriers(ST, 1),
+        v_empty=barriers(ST, NC),
+        t_ready=barriers(2, 1),
+        t_empty=barriers(2, NC + 1),
+        t_request=barriers(1, 1),
+    )
 
 
 COUNTS = ["batch", "total_q", "rest_q", "total_k", "heads", "table_stride", "factor"]
@@ -456,20 +444,8 @@ def dense_kernel(  # noqa: PLR0913
     q_smem = column_tiles(NC, 64, DIMS, LAYOUTS, DTYPE, Q_ROPE, DTYPE)
     k_smem = column_tiles(ST, BN, DIMS, LAYOUTS, DTYPE, K_ROPE, DTYPE)
     v_smem = gl.allocate_shared_memory(DTYPE, [ST, BN, DIMS.v], LAYOUTS.v)
-    info = gl.allocate_shared_memory(
-        gl.int32, [2 * FIELDS, 1], gl.SwizzledSharedLayout(1, 1, 1, order=[0])
-    )
-    bars = Barriers(
-        q_ready=barriers(NC, 1),
-        q_empty=barriers(NC, 1),
-        k_ready=barriers(ST, 1),
-        k_empty=barriers(ST, NC),
-        v_ready=barriers(ST, 1),
-        v_empty=barriers(ST, NC),
-        t_ready=barriers(2, 1),
-        t_empty=barriers(2, NC + 1),
-        t_request=barriers(1, 1),
-    )
+    info = allocate_info()
+    bars = allocate_barriers(NC, ST, 1)
     mask_smem = None
     if mask_desc is not None:
         mask_smem = gl.allocate_shared_memory(gl.int32, [ST * NC, 64, 4], mask_desc.layout)

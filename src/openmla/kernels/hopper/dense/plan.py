@@ -268,7 +268,7 @@ class HopperDenseConfig(HopperBlock):
         return SplitSpace(requests, group, min(requests, group) * slots * WGMMA_M)
 
     def with_num_qo(self, num_qo: int) -> Self:
-        """The same key tile with another number of query tiles, its ring as deep as then fits."""
+        """This key tile with another number of query tiles, its ring as deep as then fits."""
         return deepest_ring(replace(self, num_qo=num_qo))
 
     # Verdict and words.

@@ -7,7 +7,7 @@
 | K: rope | k_rope, or pages of a bf16 cache | 2, FP8: 1 or 2 |
 | key mask, if there is one | four words of bits per query | 4 |
 | scales of keys, if FP8 keys have them | k_scale, a vector | 4 |
-| V | v, or its 16-bit copy (dense_fp8/upcast.py) | 2 |
+| V | v, or its 16-bit copy (gluon/upcast/kernel.py) | 2 |
 
 Key blocks are loaded from the last to the first, so that the blocks that need a mask come first and
 the loop over the others has none. Within a block: K (its parts and rope), key mask or scales, for
@@ -16,7 +16,7 @@ the first block Q, then V. K and V have barriers of their own: scores do not wai
 Rows after the last key of a range belong to the next request, or lie outside the tensor. Their
 scores are masked, but a weight of 0 times a NaN is a NaN, so V must not hold them: its descriptor
 is ragged. Two more dimensions move the end of the row dimension to the end of the range, and the
-hardware fills the rest of the box with zeros (see `ragged` in descriptors.py).
+hardware fills the rest of the box with zeros (see `ragged` in gluon/descriptors.py).
 """
 
 from triton.experimental import gluon

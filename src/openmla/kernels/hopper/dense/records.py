@@ -256,6 +256,20 @@ class OutputTile(NamedTuple):
     """Workspace slot of a range of a split request; negative: the tile is whole."""
 
 
+class ConsumerItem(NamedTuple):
+    """What a consumer reads of a work item; scheduler.py has more of its fields."""
+
+    tile: OutputTile
+    blocks: Any
+    """Key blocks to visit; 0: no more work."""
+    whole: Any
+    """Blocks that need no mask."""
+    keys: Any
+    """Keys of the range."""
+    seen: Any
+    """Keys of the range that the first row sees, if causal; may be negative."""
+
+
 class Limits(NamedTuple):
     """Which keys of a work item's range a consumer's rows see."""
 

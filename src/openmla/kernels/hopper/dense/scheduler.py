@@ -28,6 +28,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from openmla.kernels.gluon.requests import CHUNK, owner, sum_before
+from openmla.kernels.hopper.dense.records import ConsumerItem, OutputTile
 from openmla.kernels.hopper.dense.tiles import (
     cut_blocks,
     key_blocks,
@@ -60,6 +61,13 @@ DRAW = gl.constexpr(
 
 
 @gluon.jit
+def allocate_info():
+    """Two slots of fields in shared memory."""
+    LINEAR: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
+    return gl.allocate_shared_memory(gl.int32, [2 * FIELDS, 1], LINEAR)
+
+
+@gluon.jit
 def draw(counter):
     """Fetch the next number of the launch."""
     return gl.inline_asm_elementwise(
@@ -79,6 +87,24 @@ def get(info, slot, FIELD: gl.constexpr, NW: gl.constexpr):
     """Read one field in a partition of NW warps."""
     ONE: gl.constexpr = gl.BlockedLayout([1], [32], [NW], [0])
     return gl.max(info.index(slot * FIELDS + FIELD).load(ONE), 0)
+
+
+@gluon.jit
+def get_consumer_item(info, slot, NW: gl.constexpr, SPLIT: gl.constexpr):
+    """The ConsumerItem of a slot, in a partition of NW warps."""
+    head = get(info, slot, HEAD, NW)
+    token = get(info, slot, TOKEN, NW)
+    rows = get(info, slot, ROWS, NW)
+    workspace_slot = head * 0  # not read unless requests are split
+    if SPLIT > 0:
+        workspace_slot = get(info, slot, SLOT, NW)
+    return ConsumerItem(
+        tile=OutputTile(head=head, token=token, rows=rows, slot=workspace_slot),
+        blocks=get(info, slot, BLOCKS, NW),
+        whole=get(info, slot, WHOLE, NW),
+        keys=get(info, slot, KEYS, NW),
+        seen=get(info, slot, SEEN, NW),
+    )
 
 
 @gluon.jit

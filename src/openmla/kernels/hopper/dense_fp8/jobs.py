@@ -43,8 +43,8 @@ ITEM_SPILLS = 48  # bytes
 
 
 def predicted(plan: Plan, call: Call) -> Predicted:
-    """As for bf16; with scales of keys or a 16-bit rope, numbers of a work item are stored when it
-    begins and loaded when it ends: 16 bytes of both with Triton 3.6, 44 with 3.9."""
+    """The prediction for bf16; with scales of keys or a 16-bit rope, numbers of a work item are
+    stored when it begins and loaded when it ends: 16 bytes of both with Triton 3.6, 44 with 3.9."""
     found, config = block_memory(plan, call), plan.config
     tight = isinstance(config, HopperDenseFp8Config) and (config.k_scaled or config.wide_rope)
     return replace(found, spills=ITEM_SPILLS) if tight else found

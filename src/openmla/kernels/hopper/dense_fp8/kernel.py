@@ -1,14 +1,14 @@
 # ruff: noqa: E741  (O is the output accumulator, as everywhere in attention)
 """Dense MLA prefill on Hopper with FP8 (e4m3) queries and keys. Out is bf16.
 
-Partitions, work items, barriers and the order of a step are those of dense/kernel.py, and so are
-the producer, the scheduler, the epilogue and the records. What differs:
+Partitions, work items and barriers are those of dense/kernel.py, and so are the producer, the
+scheduler, the epilogue and the records. What differs:
 
 | | |
 |---|---|
 | scores | FP8 products, twice the rate of bf16; rope columns in rope's own type |
 | weights | no maximum before the exponentials of a block (softmax.py, correction.py) |
-| V | 16 bits; e4m3 values are upcast before the kernel (upcast.py) |
+| V | 16 bits; e4m3 values are upcast before the kernel (gluon/upcast/kernel.py) |
 
 | shared memory | bytes (128 + 64 -> 128, NC 2, BN 128, ST 2) |
 |---|---|
@@ -36,14 +36,19 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from openmla.kernels.gluon.barriers import barriers
 from openmla.kernels.gluon.boxes import LANES
 from openmla.kernels.gluon.scores import opaque_zero, signed
 from openmla.kernels.hopper.dense.epilogue import finish
-from openmla.kernels.hopper.dense.kernel import WARPS, column_tiles, read_output_tile
+from openmla.kernels.hopper.dense.kernel import (
+    COUNTS,
+    STRIDES,
+    VECTORS,
+    WARPS,
+    allocate_barriers,
+    column_tiles,
+)
 from openmla.kernels.hopper.dense.producer import producer
 from openmla.kernels.hopper.dense.records import (
-    Barriers,
     BlockTable,
     ColumnTiles,
     How,
@@ -56,15 +61,7 @@ from openmla.kernels.hopper.dense.records import (
     Sources,
     Tiling,
 )
-from openmla.kernels.hopper.dense.scheduler import (
-    BLOCKS,
-    FIELDS,
-    KEYS,
-    SEEN,
-    WHOLE,
-    get,
-    scheduler,
-)
+from openmla.kernels.hopper.dense.scheduler import allocate_info, get_consumer_item, scheduler
 from openmla.kernels.hopper.dense.softmax import unpack
 from openmla.kernels.hopper.dense_fp8.correction import correct
 from openmla.kernels.hopper.dense_fp8.products import issue_qk, turn_signs, widen_rope
@@ -178,11 +175,7 @@ def consumer(
     turn = gl.program_id(0) * 0
     place = RingPlace(stage=turn, phase=turn)  # of the block whose scores are in S
     mbarrier.wait(bars.t_ready.index(0), 0)
-    tile = read_output_tile(info, turn, HOW.min_split)
-    blocks = get(info, turn, BLOCKS, WARPS)
-    whole = get(info, turn, WHOLE, WARPS)
-    keys = get(info, turn, KEYS, WARPS)
-    seen = get(info, turn, SEEN, WARPS)
+    tile, blocks, whole, keys, seen = get_consumer_item(info, turn, WARPS, HOW.min_split)
     mbarrier.arrive(bars.t_empty.index(0), count=1)
     by = row_factors(q_scale_ptr, tile, factor, WHO, SL)
     S = gl.zeros([64, BN], gl.float32, SL)
@@ -252,11 +245,7 @@ def consumer(
         turn += 1
         slot = turn & 1
         mbarrier.wait(bars.t_ready.index(slot), (turn >> 1) & 1)
-        next_tile = read_output_tile(info, slot, HOW.min_split)
-        blocks = get(info, slot, BLOCKS, WARPS)
-        whole = get(info, slot, WHOLE, WARPS)
-        keys = get(info, slot, KEYS, WARPS)
-        seen = get(info, slot, SEEN, WARPS)
+        next_tile, blocks, whole, keys, seen = get_consumer_item(info, slot, WARPS, HOW.min_split)
         mbarrier.arrive(bars.t_empty.index(slot), count=1)
         # After the last work item the product is idle: it reads the block before, which the
         # producer does not overwrite any more.
@@ -275,22 +264,10 @@ def consumer(
         by = row_factors(q_scale_ptr, tile, factor, WHO, SL)
 
 
-COUNTS = ["batch", "total_q", "rest_q", "total_k", "heads", "table_stride", "factor"]
-STRIDES = ["out_stride_t", "out_stride_h", "lse_stride_t", "lse_stride_h"]
-VECTORS = [
-    "lse_ptr",
-    "sink_ptr",
-    "q_scale_ptr",
-    "k_scale_ptr",
-    "cu_q_ptr",
-    "cu_k_ptr",
-    "starts_ptr",
-    "table_ptr",
-    "counter_ptr",
-]
+SCALES = ["q_scale_ptr", "k_scale_ptr"]
 
 
-@gluon.jit(do_not_specialize=COUNTS + STRIDES, do_not_specialize_on_alignment=VECTORS)
+@gluon.jit(do_not_specialize=COUNTS + STRIDES, do_not_specialize_on_alignment=VECTORS + SCALES)
 def dense_fp8_kernel(  # noqa: PLR0913
     q_main_desc,
     q_tail_desc,
@@ -364,20 +341,8 @@ def dense_fp8_kernel(  # noqa: PLR0913
         LINEAR: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
         k_scale_smem = gl.allocate_shared_memory(gl.float32, [ST, BN], LINEAR)
     v_smem = gl.allocate_shared_memory(v_desc.dtype, [ST, BN, DIMS.v], LAYOUTS.v)
-    info = gl.allocate_shared_memory(
-        gl.int32, [2 * FIELDS, 1], gl.SwizzledSharedLayout(1, 1, 1, order=[0])
-    )
-    bars = Barriers(
-        q_ready=barriers(NC, 1),
-        q_empty=barriers(NC, 1),
-        k_ready=barriers(ST, 1 + LANES if K_SCALED else 1),
-        k_empty=barriers(ST, NC),
-        v_ready=barriers(ST, 1),
-        v_empty=barriers(ST, NC),
-        t_ready=barriers(2, 1),
-        t_empty=barriers(2, NC + 1),
-        t_request=barriers(1, 1),
-    )
+    info = allocate_info()
+    bars = allocate_barriers(NC, ST, 1 + LANES if K_SCALED else 1)
     requests = Requests(
         cu_seqlens_q=cu_q_ptr,
         cu_seqlens_k=cu_k_ptr,

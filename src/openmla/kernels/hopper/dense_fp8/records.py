@@ -15,7 +15,7 @@ class BlocksBefore(NamedTuple):
     """Where the blocks lie that a step still has to release."""
 
     place: RingPlace
-    """Of the block before: its V is multiplied next."""
+    """Place of the block before, whose V is multiplied next."""
     older: Any
     """Stage of the one before that, whose V is no longer read."""
 

@@ -60,7 +60,7 @@ consumer thousands of instructions, Triton 3.6 reads five registers back."""
 
 
 def predicted(plan: Plan, call: Call) -> Predicted:
-    """As every plan of Hopper predicts, but for what consumers of FP4 keys spill."""
+    """What every plan of Hopper predicts, and what consumers of FP4 keys spill."""
     return replace(block_memory(plan, call), spills=FP4_SPILLS if plan.config.fp4 else 0)
 
 

@@ -9,7 +9,7 @@ class Registers(NamedTuple):
     consumer: int
     producer: int
     converter: int = 0
-    """Of FP4 keys."""
+    """Registers of the partition that converts FP4 keys."""
 
 
 class Scores(NamedTuple):
@@ -120,7 +120,7 @@ class Fp4Tiles(NamedTuple):
     codes: Any
     """e2m1, two columns to a byte."""
     exponents: Any
-    """Of a key, in one word."""
+    """The exponents of a key, in one word."""
     wide: Any
     """The exponents of keys that are wide, 0 of all others (fp4_keys.py)."""
     any_wide: Any

@@ -27,7 +27,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from openmla.kernels.gluon.indexer_records import Descriptors, Matrix, SharedTiles, WindowPointers
+from openmla.kernels.gluon.indexer_records import (
+    Descriptors,
+    Matrix,
+    SharedTiles,
+    Sources,
+    WindowPointers,
+)
 from openmla.kernels.gluon.indexer_work import (
     COLUMNS,
     COUNTS,
@@ -260,6 +266,7 @@ def scores_kernel(  # noqa: PLR0913
     out = Matrix(out_ptr, out_stride)
     table = Matrix(table_ptr, table_stride)
     descs = Descriptors(q=q_desc, k=k_desc, scales=s_desc)
+    sources = Sources(descs, windows, table, counter_ptr, total_q, columns, chunks)
     work = Scores(smem, bars, windows, weights, out, total_q, columns)
     if FP4:
         gl.static_assert(NC == 3, "FP4 keys leave registers for three consumers")
@@ -271,23 +278,7 @@ def scores_kernel(  # noqa: PLR0913
                 (consumer, (work, fp4, 1, CFG, HEADS, PAGE)),
                 (consumer, (work, fp4, 2, CFG, HEADS, PAGE)),
                 (converter, (smem, fp4, bars, loads, CFG)),
-                (
-                    producer,
-                    (
-                        descs,
-                        rings,
-                        loads,
-                        windows,
-                        table,
-                        counter_ptr,
-                        total_q,
-                        columns,
-                        chunks,
-                        CFG,
-                        HEADS,
-                        PAGE,
-                    ),
-                ),
+                (producer, (sources, rings, loads, CFG, HEADS, PAGE)),
             ],
             [4, 4, 4, 1],
             [REGISTERS.consumer, REGISTERS.consumer, REGISTERS.converter, REGISTERS.producer],
@@ -298,23 +289,7 @@ def scores_kernel(  # noqa: PLR0913
                 (consumer, (work, None, 0, CFG, HEADS, PAGE)),
                 (consumer, (work, None, 1, CFG, HEADS, PAGE)),
                 (consumer, (work, None, 2, CFG, HEADS, PAGE)),
-                (
-                    producer,
-                    (
-                        descs,
-                        smem,
-                        bars,
-                        windows,
-                        table,
-                        counter_ptr,
-                        total_q,
-                        columns,
-                        chunks,
-                        CFG,
-                        HEADS,
-                        PAGE,
-                    ),
-                ),
+                (producer, (sources, smem, bars, CFG, HEADS, PAGE)),
             ],
             [4, 4, 1],
             [REGISTERS.consumer, REGISTERS.consumer, REGISTERS.producer],
@@ -326,23 +301,7 @@ def scores_kernel(  # noqa: PLR0913
                 (consumer, (work, None, 1, CFG, HEADS, PAGE)),
                 (consumer, (work, None, 2, CFG, HEADS, PAGE)),
                 (consumer, (work, None, 3, CFG, HEADS, PAGE)),
-                (
-                    producer,
-                    (
-                        descs,
-                        smem,
-                        bars,
-                        windows,
-                        table,
-                        counter_ptr,
-                        total_q,
-                        columns,
-                        chunks,
-                        CFG,
-                        HEADS,
-                        PAGE,
-                    ),
-                ),
+                (producer, (sources, smem, bars, CFG, HEADS, PAGE)),
             ],
             [4, 4, 4, 1],
             [REGISTERS.consumer, REGISTERS.consumer, REGISTERS.consumer, REGISTERS.producer],

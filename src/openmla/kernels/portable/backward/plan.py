@@ -54,7 +54,7 @@ NARROW = (
 take registers as well: with 64 x 64 an A100's key pass spilled 1,336 bytes, with 32 x 32 none. None
 of these was chosen by its speed."""
 NARROW_COLUMNS = 320
-"""Of Q and V together, 128 + 64 and 128: the most that `NARROW` is for. Wider accumulators take
+"""Most columns of Q and V together that `NARROW` is for: 128 + 64 and 128. Wider accumulators take
 more warps where a thread has 255 registers; with 512 of them, as on AMD, more warps have fewer
 each (GLM-5's 192 + 64 and 256, Triton 3.7.1: an L40S's key pass spilled 196 bytes, an MI300X's 307
 registers; with `BROAD` neither spills)."""
@@ -96,7 +96,7 @@ class PortableBackwardConfig(PassConfig):
     num_warps: int
     num_stages: int
     key_BM: int
-    """The same numbers of the key pass, which keeps keys and walks queries."""
+    """Queries of a step of the key pass, which keeps keys and has numbers of its own."""
     key_BN: int
     key_warps: int
     key_stages: int
@@ -109,12 +109,12 @@ class PortableBackwardConfig(PassConfig):
 
     @property
     def query_tile(self) -> Tile:
-        """Of the query pass."""
+        """The tile of the query pass."""
         return Tile(self.BM, self.BN, self.num_warps, self.num_stages)
 
     @property
     def key_tile(self) -> Tile:
-        """Of the key pass."""
+        """The tile of the key pass."""
         return Tile(self.key_BM, self.key_BN, self.key_warps, self.key_stages)
 
     def tiles(self, problem: BackwardProblem) -> int:

@@ -32,7 +32,7 @@ def check_executed(
 
 
 def executed(case: Case, target: str, schedules: Sequence[Schedule]) -> tuple[Result, list[Report]]:
-    """The same with the report of every launch, schedule by schedule."""
+    """What `check_executed` finds, and the report of every launch, schedule by schedule."""
     reports: list[Report] = []
     try:
         prepared = prepare(case, target)

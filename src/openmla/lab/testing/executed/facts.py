@@ -37,7 +37,7 @@ class Facts:
     """Bytes (on AMD, registers) that the assembler moved to local memory; None: it does not say."""
 
     def lines(self) -> Iterator[str]:
-        """As text."""
+        """The facts as text."""
         yield self.kernel
         yield f"  registers {self.registers}, moved to local memory {self.spills}"
         yield "  one iteration of a warp:"

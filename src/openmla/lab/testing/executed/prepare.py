@@ -104,7 +104,7 @@ def prepare(case: Case, target: str, background: str = "nan") -> PreparedCase:
 
 
 def prepare_built(built: BuiltCase, target: str) -> PreparedCase:
-    """The same for a case that is built, and perhaps changed since."""
+    """Compile what a case runs that is built, and perhaps changed since."""
     inputs = {buffer.untyped_storage().data_ptr() for buffer in built.memory.buffers}
     plan, results, made = planned(built, target)
     launches = [prepared_call(call, target, inputs) for call in made]

@@ -130,7 +130,7 @@ def check_simulated(case: Case, target: str, deep: bool = True) -> Result:
 
 
 def check_simulated_sources(case: SourcesCase, target: str) -> Result:
-    """The same of a call over several sources, whose unseen rows are NaN and then zeros."""
+    """What a call over several sources shows, whose unseen rows are NaN and then zeros."""
     schedule = SCHEDULES[case.seed % len(SCHEDULES)]
     outcomes = []
     try:

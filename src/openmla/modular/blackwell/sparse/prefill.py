@@ -258,4 +258,4 @@ class MLAPrefillSparse(MLASparseConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class MLAPrefillSparseFP8(MLAPrefillSparse):
-    """The same kernel over an fp8 cache: Q and the products stay bf16, the ``_fp8`` boxes load."""
+    """This kernel over an fp8 cache: Q and the products stay bf16, the ``_fp8`` boxes load."""

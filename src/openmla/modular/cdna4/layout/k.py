@@ -48,7 +48,7 @@ def swizzle_bytes(offset: int) -> int:
 
 
 def swizzle_parameters(element_bytes: int = 1) -> tuple[int, int, int]:
-    """The same swizzle as (vec, per_phase, max_phase): elements that move together, rows that
+    """This swizzle as (vec, per_phase, max_phase): elements that move together, rows that
     share a phase, number of phases.
 
     >>> swizzle_parameters(1), swizzle_parameters(2)

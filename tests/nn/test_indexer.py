@@ -87,6 +87,10 @@ def test_the_selection_is_that_of_quantized_keys(kind: str) -> None:
 
 
 @torch.no_grad()
+def test_a_rotation_of_nothing() -> None:
+    assert hadamard(torch.empty(0, 3, 128)).shape == (0, 3, 128)
+
+
 def test_a_hadamard_rotation_keeps_the_scores() -> None:
     _, layer = both("deepseek_v32")
     x = hidden()

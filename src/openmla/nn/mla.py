@@ -272,7 +272,9 @@ class MLAAttention(nn.Module):
         if self.config.q_lora and compressed is None:
             compressed = self.compress_queries(x)
         q = self.q_proj(x) if compressed is None else self.q_b_proj(compressed)
-        q_nope, q_rope = _by_head(q, dims.nope + dims.rope).split([dims.nope, dims.rope], -1)
+        q_nope, q_rope = _by_head(q, dims.nope + dims.rope).split_with_sizes(
+            (dims.nope, dims.rope), -1
+        )
         latent, rope = self.kv_a_proj_with_mqa(x).split([dims.latent, dims.rope], -1)
         if turning is not None:
             cos, sin = turning.cos_sin(positions, q.dtype)
@@ -299,7 +301,9 @@ class MLAAttention(nn.Module):
         """
         dims = self.config.dims
         kv = _by_head(self.kv_b_proj(latent), dims.nope + dims.v)
-        k_nope, v = kv.split([dims.nope, dims.v], -1)  # their gradients are joined in one step
+        k_nope, v = kv.split_with_sizes(
+            (dims.nope, dims.v), -1
+        )  # their gradients are joined in one step
         return k_nope, v
 
     def absorb(self, q: Tensor) -> Tensor:

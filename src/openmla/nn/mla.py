@@ -301,9 +301,8 @@ class MLAAttention(nn.Module):
         """
         dims = self.config.dims
         kv = _by_head(self.kv_b_proj(latent), dims.nope + dims.v)
-        k_nope, v = kv.split_with_sizes(
-            (dims.nope, dims.v), -1
-        )  # their gradients are joined in one step
+        # Their gradients are joined in one step.
+        k_nope, v = kv.split_with_sizes((dims.nope, dims.v), -1)
         return k_nope, v
 
     def absorb(self, q: Tensor) -> Tensor:

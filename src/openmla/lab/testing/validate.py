@@ -209,7 +209,8 @@ def validate(
 ) -> Validation:
     """Run all steps with the kernels of the target's own family; a failure does not end a run.
 
-    Ctrl-C does, and what was found so far is the report. On a device `jobs` children run at once: most of the time goes to the compiler.
+    Ctrl-C does, and what was found so far is the report. On a device `jobs` children run at once:
+    most of the time goes to the compiler.
     """
     family = families_of(TARGETS[target])[0].name
     report = Validation(target, family, simulated)

@@ -5,35 +5,17 @@ All are small beside the rows they index, and made on the CPU; a GPU gets its co
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache, wraps
-from typing import NamedTuple, TypeVar, TypeVarTuple
+from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from openmla.distributed.shard import ContextShard, Part, ranges
+from openmla.kept import kept
 
 MOST_KEPT = 16
 """Waves of batches in flight. An index of a million tokens has 8 MB."""
-
-Given = TypeVarTuple("Given")
-Made = TypeVar("Made")
-
-
-def kept(make: Callable[[*Given], Made]) -> Callable[[*Given], Made]:
-    """`make` with its results kept, as tensors that every later call can use: autograd too, after a
-    call under inference_mode. While somebody traces, or looks at every operation, none is kept."""
-    lasting = lru_cache(maxsize=MOST_KEPT)(make)
-
-    @wraps(make)
-    def made(*args: *Given) -> Made:
-        if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
-            return make(*args)
-        with torch.inference_mode(False):
-            return lasting(*args)
-
-    return made
 
 
 class Arrival(NamedTuple):
@@ -49,7 +31,7 @@ class Arrival(NamedTuple):
     """Where each of them arrives; None if there is no padding, so that they arrive in order."""
 
 
-@kept
+@kept(MOST_KEPT)
 def arrival(shard: ContextShard, wave: int | None, device: torch.device) -> Arrival:
     """How the rows of one wave arrive, or of all waves at once."""
     waves = slice(None) if wave is None else slice(wave, wave + 1)
@@ -68,7 +50,7 @@ def arrival(shard: ContextShard, wave: int | None, device: torch.device) -> Arri
     return Arrival(local, most, ranges(starts, sizes).to(device), places)
 
 
-@kept
+@kept(MOST_KEPT)
 def key_rows(
     parts: tuple[Part, ...], offsets: tuple[int, ...], device: torch.device
 ) -> Tensor | slice:
@@ -83,7 +65,7 @@ def key_rows(
     return ranges(starts, [part.keys for part in parts]).to(device)
 
 
-@kept
+@kept(MOST_KEPT)
 def key_places(parts: tuple[Part, ...], device: torch.device) -> tuple[Tensor, Tensor]:
     """Sequence and position of the keys of parts, one part after the other."""
     sizes = [part.keys for part in parts]
@@ -103,7 +85,7 @@ class Union(NamedTuple):
     """Where the keys of each sequence begin, one sequence after the other."""
 
 
-@kept
+@lru_cache(maxsize=MOST_KEPT)
 def union(parts: tuple[Part, ...]) -> Union:
     """Keys of a sequence begin at its first token, so the part that sees most sees them all."""
     most = {part.sequence: part for part in sorted(parts, key=lambda part: part.keys)}
@@ -115,7 +97,7 @@ def union(parts: tuple[Part, ...]) -> Union:
     return Union(tuple(ordered), tuple(offsets))
 
 
-@kept
+@kept(MOST_KEPT)
 def first_keys(parts: tuple[Part, ...], once: Union, device: torch.device) -> Tensor:
     """int32 [parts]: where the keys of each part begin among those of all."""
     starts = [once.offsets[part.sequence] for part in parts]
@@ -133,7 +115,7 @@ class Ragged(NamedTuple):
     """int32 [parts]: keys of each part."""
 
 
-@kept
+@kept(MOST_KEPT)
 def ragged(parts: tuple[Part, ...], device: torch.device) -> Ragged:
     """Every part is a sequence whose keys end where it ends: causal is aligned bottom-right."""
     numbers = torch.tensor([part.sequence for part in parts], dtype=torch.int64, device=device)
@@ -143,7 +125,7 @@ def ragged(parts: tuple[Part, ...], device: torch.device) -> Ragged:
     return Ragged(numbers, cu_q, _offsets(keys, device), lengths)
 
 
-@kept
+@kept(MOST_KEPT)
 def new_tokens(shard: ContextShard, device: torch.device) -> tuple[Tensor, Tensor]:
     """Sequence and position of every new token of the batch, in its order."""
     numbers = torch.arange(len(shard.lengths), dtype=torch.int64, device="cpu")

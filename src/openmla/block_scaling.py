@@ -19,11 +19,13 @@ import torch
 from torch import Tensor
 
 from openmla.formats import LARGEST, Element, ScaleRule, ScaleType
+from openmla.kept import kept
 
 E4M3_MAX = LARGEST["e4m3"]
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E2M1 = (*_MAGNITUDES, *(-x for x in _MAGNITUDES))
 """The values of the codes 0 to 15."""
+MOST_KEPT = 16  # devices
 
 
 def quantize(
@@ -86,8 +88,13 @@ def unpack(packed: Tensor) -> Tensor:
     [[0.5, 1.0, 0.0, -6.0]]
     """
     codes = torch.stack([packed & 15, packed >> 4], dim=-1).flatten(1)
-    values = torch.tensor(E2M1, dtype=torch.float32, device=packed.device)
-    return values[codes.int()]
+    return _values(packed.device)[codes.int()]
+
+
+@kept(MOST_KEPT)
+def _values(device: torch.device) -> Tensor:
+    """fp32 [16]: those of `E2M1`."""
+    return torch.tensor(E2M1, dtype=torch.float32, device=device)
 
 
 def exponents_of(scales: Tensor) -> Tensor:

@@ -41,6 +41,8 @@ DTYPES = {
     "byte": torch.uint8,
 }
 """Element types by the short names used everywhere in openmla; of e2m1, a byte holds two."""
+NO_TRANSFORMS = "gradients of a call inside a transform of torch.func, such as torch.func.grad"
+AUTOGRAD = "torch.autograd.grad"
 
 
 @dataclass(frozen=True, eq=False)
@@ -374,12 +376,20 @@ def plain_memory(name: str, value: Tensor) -> None:
 
 def refuse_derivatives(name: str, value: Tensor, why: str) -> None:
     """Saying so beats silently losing a gradient, or a tangent of forward-mode differentiation."""
+    refuse_traced_transforms()
     if value.requires_grad and torch.is_grad_enabled():
         raise Unsupported(
             f"{name} requires a gradient, and {why}",
             "the same call under torch.no_grad(), or with detached tensors",
         )
     refuse_tangent(name, value, why)
+
+
+def refuse_traced_transforms() -> None:
+    """While torch.compile traces torch.func.grad, no tensor says that it requires a gradient, and
+    the call would have gradients of zero. Untraced, tensors do, and are refused or served."""
+    if torch.compiler.is_compiling() and torch._C._functorch.maybe_current_level() is not None:
+        raise Unsupported(NO_TRANSFORMS, AUTOGRAD)
 
 
 def refuse_tangent(name: str, value: Tensor, why: str) -> None:

@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from openmla.cache import LatentCache, plain_memory, refuse_derivatives, refuse_tangent
+from openmla.cache import (
+    AUTOGRAD,
+    NO_TRANSFORMS,
+    LatentCache,
+    plain_memory,
+    refuse_derivatives,
+    refuse_tangent,
+    refuse_traced_transforms,
+)
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.operands import AttendOperands, Operands, Results, SparseOperands, extent
 from openmla.problem import MAX_HEADS
@@ -193,6 +201,7 @@ def output(value: object, q: Tensor, d_v: int) -> Tensor | None:
 def no_gradients(**tensors: Tensor | LatentCache | None) -> None:
     """Refuse derivatives of these arguments: neither gradients nor tangents of forward mode are
     computed."""
+    refuse_traced_transforms()
     for name, value in tensors.items():
         if isinstance(value, LatentCache):
             no_gradients(**{name: value.data, f"{name}.scales": value.scales})
@@ -202,11 +211,14 @@ def no_gradients(**tensors: Tensor | LatentCache | None) -> None:
 
 def needs_gradients(*tensors: Tensor | None) -> bool:
     """Whether autograd is to compute a gradient of one of them."""
+    refuse_traced_transforms()
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
 def plain_for_gradients(out: object, **given: object) -> None:
-    """What a call that needs gradients must not have: arguments that have no backward pass."""
+    """What a call that needs gradients must not have: arguments that have no backward pass, and a
+    transform of torch.func around it."""
+    no_transforms()
     if out is not None:
         raise Unsupported(
             "out is given, and a call that needs gradients does not write into an argument",
@@ -219,6 +231,14 @@ def plain_for_gradients(out: object, **given: object) -> None:
                 f"{name} is {what}, and such a call has no backward pass",
                 f"the same call without {name}, or under torch.no_grad()",
             )
+
+
+def no_transforms() -> None:
+    """torch.func differentiates no operator of a library, and says so by words about
+    autograd.Function."""
+    level = torch._C._functorch.maybe_current_level
+    if not torch.compiler.is_compiling() and level() is not None:
+        raise Unsupported(NO_TRANSFORMS, AUTOGRAD)
 
 
 def no_tangents(**tensors: Tensor | None) -> None:

@@ -11,6 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from openmla.cli.options import GLUON_CHIPS as CHIPS
+from openmla.cli.options import INTERRUPTED
 from openmla.cli.validate import validate_command
 from openmla.lab.testing import simulate, sources
 from openmla.lab.testing.build import build
@@ -83,6 +84,25 @@ def test_a_failure_is_reported_and_the_rest_still_runs(monkeypatch: pytest.Monke
     assert [line for line in told if line.endswith("failed row 3")]
     assert report.counts("several tiles")["failed"] == 1
     assert report.counts("ragged") == {"right": 4, "refused": 0, "failed": 0}
+
+
+def test_what_was_found_before_an_interrupt_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[object] = []
+
+    def check(case, target):  # type: ignore[no-untyped-def]
+        if len(done) == 3:
+            raise KeyboardInterrupt
+        done.append(case)
+        return Result("right")
+
+    monkeypatch.setattr(simulate, "check_simulated", check)
+    path = tmp_path / "found.json"
+    ended = CliRunner().invoke(app, ["--simulate", "--target", "b200", "--json", str(path)])
+    assert ended.exit_code == INTERRUPTED and "interrupted after 3 cases" in ended.output
+    found = json.loads(path.read_text())
+    assert found["interrupted"] and not found["ok"] and len(found["outcomes"]) == 3
 
 
 def test_a_step_without_a_right_case_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:

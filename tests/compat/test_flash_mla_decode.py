@@ -101,6 +101,17 @@ def test_a_request_without_keys_is_zero_and_plus_infinity():
     assert lse[1, :, 1].isfinite().all()
 
 
+@pytest.mark.parametrize(("batch", "s_q"), [(0, 1), (2, 0)])
+def test_no_query_has_no_result(batch: int, s_q: int):
+    call = dense(1, [11, 9])
+    call["q"] = torch.empty(batch, s_q, 3, 12, dtype=BF16)
+    tables = {name: call[name][:batch] for name in ("block_table", "cache_seqlens")}
+    out, lse = flash_mla_with_kvcache(**call | tables)
+    assert out.shape == (batch, s_q, 3, 8) and lse.shape == (batch, 3, s_q)
+    out, lse = flash_mla_with_kvcache(**call, indices=torch.zeros(batch, s_q, 2).int())
+    assert out.shape == (batch, s_q, 3, 8) and lse.shape == (batch, 3, s_q)
+
+
 def sparse() -> dict[str, Any]:
     """Rows of 656 bytes; row 31 is on the last page."""
     cache = LatentCache.allocate(num_pages=4, page_size=8, format="fp8_656")

@@ -208,6 +208,34 @@ def test_jvp_is_refused(call: str, name: str) -> None:
         torch.func.jvp(of_one, (primal,), (torch.ones_like(primal),))
 
 
+IN_TRANSFORMS = {
+    "dense": (openmla.mla_prefill, calls.dense),
+    "sparse": (openmla.mla_prefill_sparse, calls.sparse),
+    "latent": (openmla.mla_prefill_latent, calls.latent),
+}
+
+
+@pytest.mark.parametrize("form", IN_TRANSFORMS)
+def test_transforms_of_torch_func_are_refused(form: str) -> None:
+    """Traced by torch.compile, gradients were zeros."""
+    function, made = IN_TRANSFORMS[form]
+    arguments = made()
+    q = arguments.pop("q")
+
+    def summed(x: Tensor) -> Any:
+        return function(x, **arguments).sum()
+
+    said = r"q requires|torch\.func\.grad"
+    torch._dynamo.reset()
+    compiled: Any = torch.compile(torch.func.grad(summed), backend="eager")
+    for transform in (torch.func.grad(summed), lambda x: torch.func.vjp(summed, x), compiled):
+        with pytest.raises(Unsupported, match=said):
+            transform(q)
+    with torch.no_grad():
+        plain: Any = torch.compile(summed, backend="eager", fullgraph=True)
+        assert torch.equal(plain(q), summed(q))
+
+
 @pytest.fixture
 def x() -> Iterator[Tensor]:
     yield torch.arange(24.0).view(2, 3, 4)

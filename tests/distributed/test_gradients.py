@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from formula import same_bits
 from openmla import Unsupported
 from openmla.distributed import (
     gather_latent,
+    prefill,
     prefill_latent,
     prefill_sparse,
     send_latent,
@@ -106,6 +107,30 @@ def test_what_has_no_gradients_is_refused() -> None:
     (rows**2).sum().backward()
     with torch.no_grad():
         prefill_latent(q, latent, rope, shard, scale=0.1)
+
+
+@pytest.mark.parametrize("layout", ["zigzag", "contiguous"])
+def test_a_batch_that_inference_saw_first_can_be_trained_on(
+    layout: Literal["zigzag", "contiguous"],
+) -> None:
+    """What is kept of a batch's lengths is for every later call."""
+    shard = split([4, 7, 2], 1, 0, layout)
+    given = [torch.randn(shard.tokens, 2, 24), torch.randn(shard.tokens, 32)]
+
+    def attend() -> Tensor:
+        q, latent = given
+
+        def expand(rows: Tensor) -> tuple[Tensor, Tensor]:
+            return rows.view(-1, 2, 16), rows.view(-1, 2, 16)
+
+        return prefill(q, latent, torch.ones(len(q), 8, dtype=q.dtype), expand, shard)
+
+    with torch.inference_mode():
+        served = attend()
+    given = [x.requires_grad_() for x in given]
+    trained = attend()
+    trained.sum().backward()
+    assert same_bits(trained, served) and all(x.grad is not None for x in given)
 
 
 @pytest.mark.parametrize("wants", ["q", "latent"])

@@ -43,6 +43,13 @@ def test_pages_and_figures_are_current(wanted: dict[Path, str]):
     assert [p.name for p, text in pages.items() if p.read_text() != text] == [], AGAIN
 
 
+def test_races_name_their_result_file_where_the_script_writes_it():
+    """By hand it would be an older one after the next race."""
+    page = (DOCS / "peers.md").read_text()
+    by_hand = re.sub(r"<!-- ([^:]+): begin -->.*?<!-- \1: end -->", "", page, flags=re.S)
+    assert "results/peers-" in page and "results/peers-" not in by_hand
+
+
 def test_pictures_are_current(wanted: dict[Path, str]):
     new = {path.name: text for path, text in wanted.items() if path.suffix == ".svg"}
     assert set(new) == set(DRAWN)

@@ -46,3 +46,6 @@ def _drop(package: str, ours: tuple[str, ...]) -> None:
     for name in list(sys.modules):
         if name in ours or name.partition(".")[0] == package:
             del sys.modules[name]
+            above, _, own = name.rpartition(".")
+            if above in sys.modules:  # or `from above import own` would find it there
+                vars(sys.modules[above]).pop(own, None)

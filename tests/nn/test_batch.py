@@ -45,6 +45,21 @@ def test_selected_rows_name_no_key_outside_the_sequence():
     assert fresh.selected_rows(indices, None).flatten().tolist() == [0, 1, 2, -1]
 
 
+def test_selected_rows_name_no_key_after_the_query():
+    """Places 2 and 3 are new: the first of their queries does not see the second one's key."""
+    batch = Batch.of([2], [2], TABLE[:1])
+    indices = torch.tensor([[3, 0], [3, 0]])
+    assert batch.selected_rows(indices, 4).tolist() == [[-1, 20], [23, 20]]
+
+
+@pytest.mark.parametrize("method", ["slots", "key_rows", "selected_rows"])
+def test_a_table_without_pages_for_all_keys_is_refused(method: str):
+    batch = Batch.of([2], [7], TABLE[:1])
+    more = {"key_rows": (0, 9), "selected_rows": (torch.zeros(2, 1).int(),)}.get(method, ())
+    with pytest.raises(InvalidArgument, match=r"pages for 9 keys, of 4 rows each, got 2 pages"):
+        getattr(batch, method)(*more, 4)
+
+
 def test_an_empty_batch():
     batch = Batch.of([])
     assert batch.positions.tolist() == [] and batch.cu_seqlens.tolist() == [0]
@@ -55,7 +70,9 @@ def test_wrong_lengths_are_named():
         Batch.of([1, 2], [0])
     with pytest.raises(InvalidArgument, match=r"new: expected ints of at least 0, got \[-1\]"):
         Batch.of([-1])
-    with pytest.raises(InvalidArgument, match=r"block_table: expected \[1, max_pages\]"):
+    with pytest.raises(InvalidArgument, match=r"block_table: expected .* \[1, max_pages\]"):
         Batch.of([1], block_table=TABLE)
+    with pytest.raises(InvalidArgument, match="block_table: expected a tensor"):
+        Batch.of([1], block_table=[[0]])  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="block_table: expected the pages"):
         Batch.of([1]).slots(4)

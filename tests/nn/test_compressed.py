@@ -222,6 +222,14 @@ def test_windows_that_were_left_need_no_pages(model: PreTrainedModel) -> None:
             {"rows": Rows(torch.ones(1, 1).int(), torch.zeros(2).long())},
             r"rows.requests: expected \[1\]",
         ),
+        (
+            {"batch": Batch.of([4], [5], torch.ones(1, 1).int())},
+            "batch.block_table: expected pages for 9 keys, of 8 rows each, got 1 pages",
+        ),
+        (
+            {"batch": Batch.of([4], [16], torch.ones(1, 3).int()), "rows": "of one page"},
+            "rows.block_table: expected pages for 5 keys, of 4 rows each, got 1 pages",
+        ),
         ({"cache": "of ratio 0"}, "cache: expected what a layer of ratio 4 keeps, got less"),
     ],
 )
@@ -229,6 +237,8 @@ def test_wrong_arguments(model: PreTrainedModel, change: dict[str, Any], message
     ours = Ours(model, 1)
     if "cache" in change:
         change = {"cache": CompressedCache(ours.cache.window)}
+    if change.get("rows") == "of one page":
+        change = {**change, "rows": Rows(torch.ones(1, 1).int(), torch.zeros(1).long())}
     given: dict[str, Any] = {
         "x": torch.ones(4, 64),
         "cache": ours.cache,

@@ -87,6 +87,19 @@ def test_the_selection_is_that_of_quantized_keys(kind: str) -> None:
 
 
 @torch.no_grad()
+def test_a_compiled_layer_selects_the_same() -> None:
+    _, layer = both("glm_moe_dsa")
+    x, positions = hidden(), torch.arange(TOKENS)
+    expected = layer(x, positions)
+    torch._dynamo.reset()
+    compiled: Any = torch.compile(layer, backend="aot_eager")
+    assert (compiled(x, positions) - expected).abs().max() <= 2e-6
+
+
+def test_a_rotation_of_nothing() -> None:
+    assert hadamard(torch.empty(0, 3, 128)).shape == (0, 3, 128)
+
+
 def test_a_hadamard_rotation_keeps_the_scores() -> None:
     _, layer = both("deepseek_v32")
     x = hidden()

@@ -242,6 +242,46 @@ def test_it_trains(kind: str):
     assert all(got.any() for got, _ in pairs)
 
 
+def test_it_trains_under_autocast():
+    """Weights in float32, projections in bfloat16: what is attended to has one type."""
+    _, ours = both("deepseek_v3")
+    ours.requires_grad_(True)
+    x, positions = hidden(20)[0], torch.arange(20)
+    exact = ours(x, positions).detach()
+    with torch.autocast("cpu", torch.bfloat16):
+        out = ours(x, positions)
+    assert off_by(out, exact) <= 0.02 * exact.abs().max()
+    out.float().square().sum().backward()
+    assert all(p.grad is not None and p.grad.any() for p in ours.parameters())
+
+
+def test_given_keys_after_the_query_are_not_seen():
+    """As the bits of a layer that trains hide them, so do the rows of one that serves."""
+    _, ours = both("deepseek_v32")
+    x, positions = hidden(20)[0], torch.arange(20)
+    every = torch.arange(20).repeat(20, 1)
+    lists = torch.stack([row[torch.randperm(20)[:12]] for row in every])
+    lists[:, 0] = positions  # each query sees a key at least
+    lists = torch.stack([pad(row.unique(), (0, 12 - len(row.unique())), value=-1) for row in lists])
+    earlier = torch.where(lists <= positions[:, None], lists, -1)
+    served = ours(x, positions, indices=lists.int())
+    assert torch.equal(served, ours(x, positions, indices=earlier.int()))
+    ours.requires_grad_(True)
+    assert off_by(ours(x, positions, indices=lists.int()), served) <= CLOSE
+
+
+@pytest.mark.parametrize("batch", [Batch.of([]), Batch.of([0, 0])])
+@pytest.mark.parametrize("kind", TURNED)
+def test_a_batch_without_tokens(kind: str, batch: Batch):
+    _, ours = both(kind)
+    ours.indexer = None
+    assert ours(torch.empty(0, 64), batch.positions, batch=batch).shape == (0, 64)
+    ours.requires_grad_(True)
+    x = torch.empty(0, 64, requires_grad=True)
+    ours(x, batch.positions, batch=batch).sum().backward()
+    assert x.grad is not None
+
+
 def test_gradients_of_caches_are_refused():
     theirs, _ = both("deepseek_v3")
     ours = MLAAttention.from_config(theirs.config)

@@ -281,6 +281,10 @@ def test_wrong_caches() -> None:
     with pytest.raises(InvalidArgument, match="index_cache: expected 1 requests, got 0 lines"):
         none = PoolCache.allocate(num_pages=9, page_size=8, requests=0, pool=POOL)
         layer(*given, cache, batch, index_cache=none)
+    with pytest.raises(InvalidArgument, match="pages for 5 keys, of 1 rows each, got 3 pages"):
+        short = PoolCache.allocate(num_pages=9, page_size=4, requests=1, pool=POOL)
+        narrow = Batch.of([20], block_table=table[:, :3])
+        layer(*given, cache, narrow, index_cache=short)
     with pytest.raises(InvalidArgument, match="page_size: expected a multiple of 4 tokens, got 6"):
         PoolCache.allocate(num_pages=9, page_size=6, requests=1, pool=POOL)
     with pytest.raises(InvalidArgument, match="index_cache: expected an IndexCache"):

@@ -50,6 +50,11 @@ CASES = {
     "indexer": setting("deepseek_v32"),
     "indexer, pages": setting("deepseek_v32", **BF16, cached=CACHED),
     "indexer, few keys": setting("deepseek_v32", **BF16, new=(5, 1, 6)),
+    "expanded, a rank without tokens": setting("deepseek_v3", new=(2, 0, 0)),
+    "latent, a rank without tokens": setting(
+        "deepseek_v3", **BF16, new=(2, 0, 0), cached=(60, 0, 9)
+    ),
+    "indexer, a rank without tokens": setting("deepseek_v32", **BF16, new=(1, 1, 0), cached=CACHED),
     "gate": Setting(
         gated(),
         torch.randn(sum(NEW), 64, generator=torch.Generator().manual_seed(4)),

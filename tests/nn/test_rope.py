@@ -97,3 +97,16 @@ def test_last_columns_turn_in_place_and_back() -> None:
     assert (there[:2, :, 12:] - expected[:2]).abs().max() <= 1e-5
     assert (there[2, :, 12:] - expected[2]).abs().max() <= 0.02
     assert (turning.turn_last(there, positions, back=True) - x).abs().max() <= 1e-6
+
+
+def test_a_layer_makes_no_frequencies_on_the_host_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU would wait for them in every layer, and a captured graph may not."""
+    turning, positions = Rope.of(64, config()), torch.arange(5)
+    with torch.inference_mode():
+        first = turning.cos_sin(positions, torch.float32)
+    monkeypatch.setattr(torch, "arange", None)
+    again = turning.cos_sin(positions, torch.float32)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    x = torch.ones(5, 32, requires_grad=True)
+    (x * again[0]).sum().backward()
+    assert x.grad is not None

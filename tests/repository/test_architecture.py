@@ -30,7 +30,7 @@ LAYERS: list[set[str]] = [
     {"records"},
     {"problem"},
     {"indexer", "indexer.problem", "indexer.loss_problem", "backward", "backward.problem"},
-    {"sequences", "block_scaling", "cache", "indexer.cache"},
+    {"sequences", "block_scaling", "cache", "indexer.cache", "kept"},
     {"planning"},
     {PLANS},
     {REGISTRY},

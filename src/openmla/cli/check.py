@@ -14,6 +14,7 @@ from rich.console import Console
 from openmla.cli.check_drawn import executing, replay_drawn, run_drawn, simulating
 from openmla.cli.options import (
     DEVICE_HELP,
+    INTERRUPTED,
     device_here,
     writable_file,
     writable_folder,
@@ -26,8 +27,6 @@ from openmla.lab.testing.indexer_fuzz import IndexResult, check_index_call
 from openmla.planning import BACKENDS
 from openmla.problem import Backend
 
-INTERRUPTED = 130
-"""What shells say of a command that Ctrl-C ended."""
 INDEX_SHARE = 5  # one call of the indexer for so many of attention
 
 

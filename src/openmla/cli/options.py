@@ -1,4 +1,4 @@
-"""Option values that several subcommands check alike."""
+"""Option values that several subcommands check alike, and an exit status that they share."""
 
 import tempfile
 from importlib import import_module
@@ -12,6 +12,8 @@ from openmla.planning.target import TARGETS, Target, target_by_name
 
 GLUON_CHIPS = ("h200", "b200", "mi355x")
 """The chips with Gluon kernels of their own, which a CPU can simulate."""
+INTERRUPTED = 130
+"""What shells say of a command that Ctrl-C ended."""
 DEVICE_HELP = "Where to run: cpu, cuda, cuda:1 …; auto: a GPU if there is one."
 
 

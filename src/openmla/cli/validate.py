@@ -15,6 +15,7 @@ from rich.table import Table
 
 from openmla.cli.options import (
     GLUON_CHIPS,
+    INTERRUPTED,
     gluon_chip,
     require_simulator,
     writable_file,
@@ -59,6 +60,9 @@ def validate_command(
     }
     console.print(_summary(report))
     _write(json_file, record)  # whatever becomes of the timings
+    if report.interrupted:
+        console.print(f"interrupted after {len(report.outcomes)} cases; written: {json_file}")
+        raise typer.Exit(INTERRUPTED)
     if not simulate:
         record["speed"] = _speed(console)
         _write(json_file, record)

@@ -214,7 +214,7 @@ def flash_mla_with_kvcache(
         found = mla_attend(rows, sources, scale=scale, sink=attn_sink, out=place, return_lse=True)
     written, lse = found
     by_head = _lse_by_head(lse.view(batch, s_q, heads))
-    return written.view(batch, s_q, heads, -1) if out is None else out, by_head
+    return written.view(batch, s_q, heads, head_dim_v) if out is None else out, by_head
 
 
 def _lse_by_head(lse: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from openmla.distributed.shard import ContextShard, Part, ranges
+from openmla.kept import kept
 
 MOST_KEPT = 16
 """Waves of batches in flight. An index of a million tokens has 8 MB."""
@@ -30,7 +31,7 @@ class Arrival(NamedTuple):
     """Where each of them arrives; None if there is no padding, so that they arrive in order."""
 
 
-@lru_cache(maxsize=MOST_KEPT)
+@kept(MOST_KEPT)
 def arrival(shard: ContextShard, wave: int | None, device: torch.device) -> Arrival:
     """How the rows of one wave arrive, or of all waves at once."""
     waves = slice(None) if wave is None else slice(wave, wave + 1)
@@ -49,7 +50,7 @@ def arrival(shard: ContextShard, wave: int | None, device: torch.device) -> Arri
     return Arrival(local, most, ranges(starts, sizes).to(device), places)
 
 
-@lru_cache(maxsize=MOST_KEPT)
+@kept(MOST_KEPT)
 def key_rows(
     parts: tuple[Part, ...], offsets: tuple[int, ...], device: torch.device
 ) -> Tensor | slice:
@@ -64,7 +65,7 @@ def key_rows(
     return ranges(starts, [part.keys for part in parts]).to(device)
 
 
-@lru_cache(maxsize=MOST_KEPT)
+@kept(MOST_KEPT)
 def key_places(parts: tuple[Part, ...], device: torch.device) -> tuple[Tensor, Tensor]:
     """Sequence and position of the keys of parts, one part after the other."""
     sizes = [part.keys for part in parts]
@@ -96,7 +97,7 @@ def union(parts: tuple[Part, ...]) -> Union:
     return Union(tuple(ordered), tuple(offsets))
 
 
-@lru_cache(maxsize=MOST_KEPT)
+@kept(MOST_KEPT)
 def first_keys(parts: tuple[Part, ...], once: Union, device: torch.device) -> Tensor:
     """int32 [parts]: where the keys of each part begin among those of all."""
     starts = [once.offsets[part.sequence] for part in parts]
@@ -114,7 +115,7 @@ class Ragged(NamedTuple):
     """int32 [parts]: keys of each part."""
 
 
-@lru_cache(maxsize=MOST_KEPT)
+@kept(MOST_KEPT)
 def ragged(parts: tuple[Part, ...], device: torch.device) -> Ragged:
     """Every part is a sequence whose keys end where it ends: causal is aligned bottom-right."""
     numbers = torch.tensor([part.sequence for part in parts], dtype=torch.int64, device=device)
@@ -124,7 +125,7 @@ def ragged(parts: tuple[Part, ...], device: torch.device) -> Ragged:
     return Ragged(numbers, cu_q, _offsets(keys, device), lengths)
 
 
-@lru_cache(maxsize=MOST_KEPT)
+@kept(MOST_KEPT)
 def new_tokens(shard: ContextShard, device: torch.device) -> tuple[Tensor, Tensor]:
     """Sequence and position of every new token of the batch, in its order."""
     numbers = torch.arange(len(shard.lengths), dtype=torch.int64, device="cpu")

@@ -169,7 +169,8 @@ class IndexCache:
         """
         _check_append(self, k, slot_mapping)
         slots = slot_mapping.to(self.device)
-        if self.device.type == "cuda":
+        # Traced as one operator: torch.compile cannot write through the views of a page's parts.
+        if self.device.type == "cuda" or torch.compiler.is_compiling():
             torch.ops.openmla.index_append(self.data, self.page_size, self.scales, k, slots)
         else:
             self.write(k, slots)

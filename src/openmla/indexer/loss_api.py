@@ -96,6 +96,8 @@ def indexer_loss(
     for name, rows in (("index_q", index_q), ("index_k", index_k)):
         checks.last_dim_contiguous(name, rows)
     checks.no_tangents(index_q=index_q, index_k=index_k, index_weights=index_weights)
+    if checks.needs_gradients(index_q, index_k, index_weights):
+        checks.no_transforms()
     factor = checks.scale(scale)
     sink = checks.sink(sink, q.shape[1], q.device)
     loss: Tensor = torch.ops.openmla.index_loss(

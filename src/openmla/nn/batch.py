@@ -18,6 +18,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from openmla import checks
 from openmla.errors import InvalidArgument
 
 
@@ -61,9 +62,8 @@ class Batch:
             if any(type(n) is not int or n < 0 for n in lengths):
                 raise InvalidArgument(name, "ints of at least 0", list(lengths))
         if block_table is not None:
-            if block_table.dim() != 2 or block_table.shape[0] != len(new):
-                got = f"shape {tuple(block_table.shape)}"
-                raise InvalidArgument("block_table", f"[{len(new)}, max_pages]", got)
+            shape = (len(new), "max_pages")
+            checks.tensor("block_table", block_table, shape, (torch.int32, torch.int64))
             device = block_table.device
         return Batch(tuple(new), before, _cumulative(new, device), block_table)
 
@@ -99,7 +99,7 @@ class Batch:
             page_size: rows per page of the cache.
 
         Raises:
-            InvalidArgument: the batch has no block_table.
+            InvalidArgument: the batch has no block_table, or one without pages for all keys.
         """
         return self._physical(self.sequences, self.positions, page_size)
 
@@ -112,7 +112,7 @@ class Batch:
             page_size: rows per page of the cache.
 
         Raises:
-            InvalidArgument: the batch has no block_table.
+            InvalidArgument: the batch has no block_table, or one without pages for all keys.
         """
         return self._rows(self.context, start, stop, page_size)
 
@@ -125,7 +125,7 @@ class Batch:
             page_size: rows per page of the cache.
 
         Raises:
-            InvalidArgument: the batch has no block_table.
+            InvalidArgument: the batch has no block_table, or one without pages for all keys.
         """
         return self._rows(self.keys, start, stop, page_size)
 
@@ -141,17 +141,18 @@ class Batch:
     def selected_rows(self, indices: Tensor, page_size: int | None) -> Tensor:
         """int32 [tokens, topk]: physical rows of keys named by their place in the sequence.
 
-        Without pages, rows of the new tokens themselves. An index outside the sequence names none.
+        Without pages, rows of the new tokens themselves. An index outside the sequence, or of a key
+        after the query, names none.
 
         Args:
             indices: int [tokens, topk], places in the query's own sequence; -1 for none.
             page_size: rows per page of the cache; None without pages.
 
         Raises:
-            InvalidArgument: a page_size is given, and the batch has no block_table.
+            InvalidArgument: a page_size is given, and the batch has no block_table, or one without
+                pages for all keys.
         """
-        keys = self.cache_lengths[self.sequences, None]
-        inside = (indices >= 0) & (indices < keys)
+        inside = (indices >= 0) & (indices <= self.positions[:, None])
         places = torch.where(inside, indices, 0).long()
         if page_size is None:
             rows = places + self.cu_seqlens[self.sequences, None]
@@ -198,8 +199,27 @@ class Batch:
     def _physical(self, sequence: Tensor, place: Tensor, page_size: int) -> Tensor:
         if self.block_table is None:
             raise InvalidArgument("block_table", "the pages of each sequence in the cache", None)
+        require_pages("block_table", self.block_table, page_size, self.keys)
         page = self.block_table[sequence, place // page_size].long()
         return page * page_size + place % page_size
+
+
+def require_pages(name: str, table: Tensor, page_size: int, lengths: Sequence[int]) -> None:
+    """Refuse a table that is too narrow: looking past its lines would end a GPU's process.
+
+    Args:
+        name: what the caller calls the table.
+        table: [sequences, max_pages].
+        page_size: rows per page.
+        lengths: rows of each sequence.
+
+    Raises:
+        InvalidArgument: a sequence has more rows than a line of the table has places for.
+    """
+    longest = max(lengths, default=0)
+    if table.shape[1] * page_size < longest:
+        expected = f"pages for {longest} keys, of {page_size} rows each"
+        raise InvalidArgument(name, expected, f"{table.shape[1]} pages")
 
 
 def _cumulative(lengths: Sequence[int], device: torch.device | str) -> Tensor:

@@ -271,7 +271,7 @@ def hadamard(x: Tensor) -> Tensor:
     width = x.shape[-1]
     y = x
     for step in (1 << n for n in range(width.bit_length() - 1)):
-        a, b = y.reshape(*x.shape[:-1], -1, 2, step).unbind(-2)
+        a, b = y.reshape(*x.shape[:-1], width // (2 * step), 2, step).unbind(-2)
         y = torch.stack([a + b, a - b], dim=-2).reshape(x.shape)
     return y * (1 / math.sqrt(width))
 

@@ -142,7 +142,8 @@ class MLAAttention(nn.Module):
             batch: the sequences, and where their keys lie in the cache; None: x is one fresh
                 sequence, with a shard those of the shard.
             indices: int [tokens, topk], places in the query's own sequence, -1 for none, of keys
-                that were selected elsewhere; None: the layer's own indexer selects.
+                that were selected elsewhere, none of them twice; keys after the query are not
+                seen. None: the layer's own indexer selects.
             index_cache: the IndexCache of the layer's indexer, or the PoolCache of one that scores
                 pools; its pages have the numbers of the cache's.
             shard: which tokens this rank has, as openmla.distributed.split made it: see
@@ -271,13 +272,17 @@ class MLAAttention(nn.Module):
         if self.config.q_lora and compressed is None:
             compressed = self.compress_queries(x)
         q = self.q_proj(x) if compressed is None else self.q_b_proj(compressed)
-        q_nope, q_rope = q.view(len(x), -1, dims.nope + dims.rope).split([dims.nope, dims.rope], -1)
+        q_nope, q_rope = _by_head(q, dims.nope + dims.rope).split_with_sizes(
+            (dims.nope, dims.rope), -1
+        )
         latent, rope = self.kv_a_proj_with_mqa(x).split([dims.latent, dims.rope], -1)
         if turning is not None:
-            cos, sin = turning.cos_sin(positions, x.dtype)
+            cos, sin = turning.cos_sin(positions, q.dtype)
             q_rope = turning.turn(q_rope, cos[:, None], sin[:, None])
             rope = turning.turn(rope, cos, sin)
-        return torch.cat([q_nope, q_rope], dim=-1), self.kv_a_layernorm(latent), rope
+        normed: Tensor = self.kv_a_layernorm(latent)
+        # Under autocast, projections are narrower than x and than what a norm makes of them.
+        return torch.cat([q_nope, q_rope], dim=-1), normed.to(q.dtype), rope
 
     def compress_queries(self, x: Tensor) -> Tensor:
         """[tokens, q_lora]: what queries are made of, and what an indexer starts from.
@@ -295,8 +300,9 @@ class MLAAttention(nn.Module):
             latent: [keys, latent], rows without their rope part, normed.
         """
         dims = self.config.dims
-        kv = self.kv_b_proj(latent).view(len(latent), -1, dims.nope + dims.v)
-        k_nope, v = kv.split([dims.nope, dims.v], -1)  # their gradients are joined in one step
+        kv = _by_head(self.kv_b_proj(latent), dims.nope + dims.v)
+        # Their gradients are joined in one step.
+        k_nope, v = kv.split_with_sizes((dims.nope, dims.v), -1)
         return k_nope, v
 
     def absorb(self, q: Tensor) -> Tensor:
@@ -538,6 +544,15 @@ class MLAAttention(nn.Module):
             weight = weight.to_local()
         by_head: Tensor = weight.view(-1, dims.nope + dims.v, dims.latent)
         return by_head
+
+
+def _by_head(x: Tensor, width: int) -> Tensor:
+    """[tokens, heads * width] -> [tokens, heads, width], also of no tokens; a rank has some heads.
+
+    >>> _by_head(torch.empty(0, 12), 4).shape
+    torch.Size([0, 3, 4])
+    """
+    return x.view(len(x), x.shape[1] // width, width)
 
 
 def fresh_pages(latent: Tensor, rope: Tensor, batch: Batch) -> tuple[LatentCache, Batch]:

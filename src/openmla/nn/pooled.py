@@ -28,7 +28,7 @@ from openmla.errors import InvalidArgument, Unsupported
 from openmla.indexer.cache import IndexCache, ScaleName
 from openmla.indexer.groups import expand_pools
 from openmla.indexer.problem import DIM
-from openmla.nn.batch import Batch
+from openmla.nn.batch import Batch, require_pages
 from openmla.nn.compressed.cache import CompressorState, NewRows
 from openmla.nn.indexer import EPS, fold, hadamard, own_pages
 
@@ -256,6 +256,8 @@ class PoolIndexer(nn.Module):
         """Keys of the pools that new tokens complete go into the cache, the rest into its state."""
         if table is None:
             raise InvalidArgument("batch", "one with a block_table, beside an index_cache", "none")
+        pools = [keys // self.config.pool for keys in batch.keys]
+        require_pages("block_table", table, cache.keys.page_size, pools)
         k, gate = self.k_norm(self.wk(x)), linear(x, self.index_kpool_compress_gate)
         done = cache.state.advance(k, gate, batch, cache.lines(batch))
         bias = self.index_kpool_compress_ape

@@ -181,5 +181,5 @@ def _rows_of(indices: Tensor, batch: Batch, shard: ContextShard, page_size: int 
         return parts.selected_rows(indices, page_size)
     firsts = [shard.offsets[part.sequence] for part in shard.parts]
     first = torch.tensor(firsts, dtype=torch.int32, device=indices.device)[parts.sequences, None]
-    inside = (indices >= 0) & (indices < parts.cache_lengths[parts.sequences, None])
+    inside = (indices >= 0) & (indices <= parts.positions[:, None])
     return torch.where(inside, indices + first, -1).to(torch.int32)

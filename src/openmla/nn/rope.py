@@ -10,6 +10,10 @@ import torch
 from torch import Tensor
 
 from openmla.errors import Unsupported
+from openmla.kept import kept
+
+MOST_KEPT = 64
+"""Embeddings and devices: a model has a few."""
 
 
 @dataclass(frozen=True)
@@ -107,11 +111,7 @@ class Rope:
             positions: int [tokens], each token's place in its sequence.
             dtype: that of the results.
         """
-        columns = torch.arange(0, self.width, 2, dtype=torch.float32, device="cpu")
-        frequencies = 1.0 / self.theta ** (columns / self.width)
-        if self.yarn is not None:
-            frequencies = self.yarn.frequencies(frequencies, self.theta)
-        angles = positions[:, None].float() * frequencies.to(positions.device)
+        angles = positions[:, None].float() * _frequencies(self, positions.device)
         return (angles.cos() * self.amplitude).to(dtype), (angles.sin() * self.amplitude).to(dtype)
 
     def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -144,6 +144,17 @@ class Rope:
         """
         cos, sin = (t[:, None] for t in self.cos_sin(positions, x.dtype))
         return turn_tail(x, cos, -sin if back else sin)
+
+
+@kept(MOST_KEPT)
+def _frequencies(rope: Rope, device: torch.device) -> Tensor:
+    """fp32 [width/2]: radians per position of every pair, computed on the CPU: the same bits on
+    every device."""
+    columns = torch.arange(0, rope.width, 2, dtype=torch.float32, device="cpu")
+    frequencies = 1.0 / rope.theta ** (columns / rope.width)
+    if rope.yarn is not None:
+        frequencies = rope.yarn.frequencies(frequencies, rope.theta)
+    return frequencies.to(device)
 
 
 def turn_tail(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -148,6 +148,18 @@ def test_bfloat16_is_as_close_to_float32_as_the_model_itself():
     assert 0 < error(attention_alone(optimize(rounded), x)) <= 1.2 * error(own)
 
 
+def test_autocast_is_as_close_to_float32_as_the_model_itself(model: PreTrainedModel):
+    expected = logits(model, prompt())
+
+    def error() -> float:
+        with torch.autocast("cpu", torch.bfloat16):
+            return (logits(model, prompt()).float() - expected).norm().item()
+
+    own = error()
+    optimize(model)
+    assert 0 < error() <= 1.2 * own
+
+
 class TestOwnAttentionRuns:
     def test_gradients(self, model: PreTrainedModel, calls: list[int]):
         ids = prompt(length=24)

@@ -83,6 +83,25 @@ def test_padding(kind: str, side: str) -> None:
     assert_close(gradients(optimize(model), keep=keep), expected)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_under_autocast(kind: str) -> None:
+    """As near to gradients in float32 as the model's own attention comes there."""
+    model = fresh(kind)
+    exact = gradients(model)
+
+    def error() -> float:
+        with torch.autocast("cpu", torch.bfloat16):
+            found = gradients(model)
+        assert found.keys() == exact.keys()
+        return sum(
+            (found[n] - x).norm().item() / (x.norm().item() + FLOOR) for n, x in exact.items()
+        )
+
+    own = error()
+    optimize(model)
+    assert 0 < error() <= 1.3 * own
+
+
 def test_without_optimize_the_model_puts_k_together() -> None:
     model = fresh("deepseek_v3")
     expected = gradients(model)

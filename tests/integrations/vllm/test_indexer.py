@@ -176,6 +176,11 @@ def test_queries_are_quantized_as_near_as_e4m3_is(ue8m0: bool):
     assert not ue8m0 or (torch.frexp(scale).mantissa == 0.5).all()
 
 
+def test_no_query_is_quantized_to_none():
+    q, scale = queries.quantize_queries(torch.empty(0, 3, 256), 128)
+    assert q.shape == (0, 3, 256) and scale.shape == (0, 3, 2)
+
+
 @pytest.mark.parametrize("is_neox", [False, True])
 def test_queries_are_rotated_by_their_positions(is_neox: bool):
     """Scores of quantized queries with their weights are those of a complex rotation in float64."""

@@ -188,6 +188,16 @@ def test_a_decode_over_pages(next_n: int, per_query: bool):
             assert (logits[row, count:] == -torch.inf).all()
 
 
+@pytest.mark.parametrize("per_query", [True, False])
+def test_a_decode_of_no_request(per_query: bool):
+    index = Indexed()
+    q, weights = queries(0, 1)
+    lens = torch.empty(0, 1).int() if per_query else torch.empty(0).int()
+    pages = index.pages.unsqueeze(-2)
+    logits = slots.paged_mqa_logits((q, None), pages, weights, lens, index.table, None, 64)
+    assert logits.shape == (0, 64)
+
+
 def test_what_only_newer_chips_are_given_is_refused():
     index = Indexed()
     q, weights = queries(len(index.lengths), 1)

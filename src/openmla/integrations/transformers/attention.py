@@ -61,6 +61,7 @@ def attention(
 ) -> tuple[Tensor, None]:
     """What `ALL_ATTENTION_FUNCTIONS["openmla"]` is: [B, S, H, v] from one layer's tensors."""
     options = {k: v for k, v in options.items() if has_effect(k, v)}
+    query, key, value = forms.in_autocast(query, key, value)
     how = installed(module)
     served = bool(how.form) and is_served(module.config)
     if "cache" in options and not served:

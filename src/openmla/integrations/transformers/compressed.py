@@ -29,6 +29,7 @@ from openmla.errors import Unsupported
 from openmla.indexer.api import SCORES_LIMIT
 from openmla.integrations.transformers import seam
 from openmla.integrations.transformers.attention import has_effect
+from openmla.integrations.transformers.forms import in_autocast
 from openmla.integrations.transformers.masks import selected
 from openmla.nn.rope import turn_tail
 
@@ -188,10 +189,11 @@ def _attended(
     kv = turn_tail(kv, cos, sin).transpose(1, 2)
     if past_key_values is not None:
         kv = past_key_values.update(kv, kv, self.layer_idx)[0]
+    q, kv = in_autocast(q, kv)
     sources = [_listed(kv[:, 0], window)]
     if self.compressor is not None:
         layer = None if past_key_values is None else past_key_values.layers[self.layer_idx]
-        rows = _rows(self.compressor, "compressor", hidden_states, layer)
+        (rows,) = in_autocast(_rows(self.compressor, "compressor", hidden_states, layer))
         if hasattr(self.compressor, "indexer"):
             keys = _rows(self.compressor.indexer, "indexer", hidden_states, layer)
             given = hidden_states, residual, position_ids
@@ -308,7 +310,8 @@ def _chosen(
     ends = _ends(position_ids, indexer.compress_rate).clamp(max=length).to(torch.int32)
     ends = ends.expand(batch, -1)
     topk = min(indexer.index_topk, length)
-    return torch.stack([_best(q[b], keys[b], weights[b], ends[b], topk) for b in range(batch)])
+    with torch.autocast(q.device.type, enabled=False):  # scores are in float32
+        return torch.stack([_best(q[b], keys[b], weights[b], ends[b], topk) for b in range(batch)])
 
 
 def _best(q: Tensor, keys: Tensor, weights: Tensor, ends: Tensor, topk: int) -> Tensor:

@@ -72,6 +72,15 @@ class Heads:
         return by_head
 
 
+def in_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Tensors in the type of the autocast around the call, as torch's SDPA takes them: some come
+    from projections, which have it, and others from norms and rope, which are in float32."""
+    kind = tensors[0].device.type
+    if not torch.is_autocast_enabled(kind):
+        return tensors
+    return tuple(x.to(torch.get_autocast_dtype(kind)) for x in tensors)
+
+
 def expanded(
     query: Tensor, heads: Heads, rows: tuple[Tensor, Tensor], keep: Tensor | None, **options: Any
 ) -> Tensor:

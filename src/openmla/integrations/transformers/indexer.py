@@ -72,7 +72,8 @@ def select(
     mask = attention_mask.expand(batch, tokens, k.shape[1])
     topk = min(indexer.index_topk, k.shape[1])
     best = _best_fp8 if fp8 else _best
-    return torch.stack([best(q[b], k[b], weights[b], mask[b], topk) for b in range(batch)])
+    with torch.autocast(q.device.type, enabled=False):  # scores are in float32
+        return torch.stack([best(q[b], k[b], weights[b], mask[b], topk) for b in range(batch)])
 
 
 def _best(q: Tensor, k: Tensor, weights: Tensor, mask: Tensor, topk: int) -> Tensor:

@@ -28,7 +28,7 @@ def quantize_queries(
     >>> scale.tolist(), (q.float().view(2, 2) * scale.view(2, 1)).tolist()
     ([[0.0078125, 0.0009765625]], [[1.0, -3.5], [0.25, 0.0]])
     """
-    groups = x.float().view(*x.shape[:-1], -1, group_size)
+    groups = x.float().view(*x.shape[:-1], x.shape[-1] // group_size, group_size)
     scale = groups.abs().amax(-1, keepdim=True).clamp_min(eps) / E4M3_MAX
     if use_ue8m0:  # the next power of two
         mantissa, exponent = torch.frexp(scale)

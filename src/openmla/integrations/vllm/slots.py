@@ -56,7 +56,7 @@ def paged_mqa_logits(
     """
     values = _fp8(q)
     requests, queries = values.shape[:2]
-    lengths = context_lens.reshape(requests, -1)
+    lengths = context_lens if context_lens.dim() == 2 else context_lens[:, None]
     if lengths.shape[1] != queries:
         before = torch.arange(1 - queries, 1, dtype=lengths.dtype, device=lengths.device)
         lengths = (lengths + before).clamp_min(0)

@@ -172,13 +172,15 @@ class Validation:
     family: str
     simulated: bool
     outcomes: list[Outcome] = field(default_factory=list)
+    interrupted: bool = False
+    """Somebody ended it with Ctrl-C: cases are missing."""
 
     @property
     def ok(self) -> bool:
         """Nothing failed, and something ran in every step."""
         ran = {o.step for o in self.outcomes if o.result.status == "right"}
         failed = any(o.result.status == "failed" for o in self.outcomes)
-        return not failed and ran == set(steps_of(self.target))
+        return not failed and not self.interrupted and ran == set(steps_of(self.target))
 
     def counts(self, step: str) -> dict[str, int]:
         """How many cases of a step are right, refused and failed."""
@@ -191,6 +193,7 @@ class Validation:
             "target": self.target,
             "family": self.family,
             "simulated": self.simulated,
+            "interrupted": self.interrupted,
             "ok": self.ok,
             "outcomes": [outcome.to_json() for outcome in self.outcomes],
         }
@@ -206,14 +209,18 @@ def validate(
 ) -> Validation:
     """Run all steps with the kernels of the target's own family; a failure does not end a run.
 
-    On a device `jobs` children run at once: most of the time goes to the compiler.
+    Ctrl-C does, and what was found so far is the report. On a device `jobs` children run at once:
+    most of the time goes to the compiler.
     """
     family = families_of(TARGETS[target])[0].name
     report = Validation(target, family, simulated)
     runs = _simulated(target) if simulated else _on_device(target, family, device, jobs)
-    for step, case, result, seconds in runs:
-        report.outcomes.append(Outcome(step, case, result, seconds))
-        tell(f"{step}: {case}: {result.status} {result.message}".rstrip())
+    try:
+        for step, case, result, seconds in runs:
+            report.outcomes.append(Outcome(step, case, result, seconds))
+            tell(f"{step}: {case}: {result.status} {result.message}".rstrip())
+    except KeyboardInterrupt:
+        report.interrupted = True
     order = {case: number for number, case in enumerate(_cases(target))}
     report.outcomes.sort(key=lambda o: order[o.step, o.case])
     return report

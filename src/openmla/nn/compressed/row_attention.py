@@ -19,7 +19,7 @@ import openmla
 from openmla import checks
 from openmla.cache import LatentCache
 from openmla.errors import InvalidArgument, Unsupported
-from openmla.nn.batch import Batch
+from openmla.nn.batch import Batch, require_pages
 from openmla.nn.compressed.cache import CompressedCache, Rows
 from openmla.nn.compressed.config import CompressedConfig
 from openmla.nn.rope import turn_tail
@@ -142,6 +142,7 @@ def _check(
         raise InvalidArgument("x", expected, f"shape {tuple(x.shape)}")
     if batch.block_table is None:
         raise InvalidArgument("batch", "a block_table: the pages of the window", "none")
+    require_pages("batch.block_table", batch.block_table, cache.window.page_size, batch.keys)
     if not config.ratio:
         return
     if any(getattr(cache, name) is None for name in config.kept):
@@ -155,3 +156,6 @@ def _check(
     if rows.requests.shape != (sequences,):
         got = f"shape {tuple(rows.requests.shape)}"
         raise InvalidArgument("rows.requests", f"[{sequences}]", got)
+    assert cache.rows is not None
+    lengths = [keys // config.ratio for keys in batch.keys]
+    require_pages("rows.block_table", rows.block_table, cache.rows.page_size, lengths)

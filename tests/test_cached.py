@@ -294,6 +294,23 @@ def test_out_in_the_memory_of_an_input_is_refused_as_ever(name: str, noted: Note
             assert not goes_the_long_way(noted, again)
 
 
+@pytest.mark.parametrize("name", ["dense", "latent", "sparse, fp8 in the kernel"])
+def test_autograd_sees_that_a_given_out_is_written(name: str, noted: Noted) -> None:
+    """Launches write by address, which torch does not see; noted ones write nothing at all."""
+    make, options, _ = CALLS[name]
+    call = make(**options)
+    (out, *_), _ = noted.take(call)
+    for long_way in (True, False):
+        if long_way:
+            cached._launches.clear()
+            cached._templates.clear()
+        factor = torch.ones((), requires_grad=True)
+        saved = (factor * out).sum()
+        assert goes_the_long_way(noted, lambda: call(out=out)) == long_way
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            saved.backward()
+
+
 def test_a_slice_that_begins_elsewhere_is_another_call(noted: Noted) -> None:
     """Kernels are compiled for pointers at multiples of 16 bytes, or not."""
     call, lengths = sparse(), torch.zeros(12, dtype=torch.int32)

@@ -7,10 +7,12 @@ implementations do nothing, because the outputs already have their shapes.
 
 import inspect
 from collections.abc import Callable
+from functools import wraps
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 from torch.library import infer_schema
 
 from openmla import cached, checks
@@ -276,13 +278,30 @@ def cached_operator(name: str, launched: Callable[..., Launched]) -> Callable[..
 def register(operators: dict[str, Callable[..., None]]) -> None:
     """Define torch.ops.openmla.* by the signatures of functions that write into arguments."""
     for name, function in operators.items():
-        taken = set(inspect.signature(function).parameters)
-        written = taken.intersection(WRITTEN.get(name, RESULTS))
+        taken = list(inspect.signature(function).parameters)
+        written = set(taken).intersection(WRITTEN.get(name, RESULTS))
         schema = infer_schema(function, mutates_args=written)
+        places = [i for i, parameter in enumerate(taken) if parameter in written]
         # Widths are fixed where a graph is traced.
         torch.library.define(f"openmla::{name}", schema.replace("SymInt", "int"))
-        torch.library.impl(f"openmla::{name}", "CompositeExplicitAutograd", function)
+        run = _telling(function, places)
+        torch.library.impl(f"openmla::{name}", "CompositeExplicitAutograd", run)
         torch.library.register_fake(f"openmla::{name}", lambda *args, **kwargs: None)
+
+
+def _telling(function: Callable[..., None], places: list[int]) -> Callable[..., None]:
+    """`function`, and torch told that it has written into the arguments at some places. A GPU's
+    kernels write by address; untold, a backward pass would take what it saved before for the same.
+    """
+
+    @wraps(function)
+    def run(*args: Any) -> None:
+        function(*args)
+        for place in places:
+            if args[place] is not None:
+                increment_version(args[place])
+
+    return run
 
 
 FORMS: dict[str, Callable[..., Bundle]] = {

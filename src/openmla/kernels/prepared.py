@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 from triton import knobs
 from triton.runtime import driver
 
@@ -91,6 +92,8 @@ class CachedLaunch:
             addresses.append(held[-1].data_ptr())
         for kernel in self._kernels:
             kernel.run(stream, addresses)
+        if type(args[first]) is Tensor:  # torch does not see what is written by address
+            increment_version([x for x in args[first:] if type(x) is Tensor])
         # What is held is freed here, and given away by torch only behind these launches.
         return outputs
 

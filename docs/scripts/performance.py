@@ -312,6 +312,7 @@ def regions() -> dict[tuple[str, str], str]:
         "portable": (portable_table(), newest("portable-h200", "time", "times")),
         "cpu": (cpu_table("cpu"), newest("cpu", "rows")),
         "cpu-shared": (cpu_table("cpu-shared", "shared"), newest("cpu-shared", "rows")),
+        "attend-cpu": (cpu_table("attend-cpu"), newest("attend-cpu", "rows")),
         "ranks": (ranks_table(), newest("context-parallel-h200", "shares")),
     }
     found = {(page, name): f"{text}\n\n{file.source}" for name, (text, file) in tables.items()}

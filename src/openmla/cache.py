@@ -26,7 +26,15 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from openmla.block_scaling import dequantize, exponents_of, pack, quantize, to_e4m3, unpack
+from openmla.block_scaling import (
+    dequantize,
+    e4m3_values,
+    exponents_of,
+    pack,
+    quantize,
+    to_e4m3,
+    unpack,
+)
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.formats import ELEMENT_BITS, FORMATS, WRITERS, FormatName, RowLayout, Writer
 
@@ -265,10 +273,8 @@ class LatentCache:
         raw = {"data": pick_rows(self.data.view(torch.uint8), rows)}
         if self.scales is not None:
             raw["scales"] = pick_rows(self.scales.view(torch.uint8), rows)
-        parts = {  # copied, because a view as another type must be aligned
-            field.role: raw[field.tensor][:, field.offset : field.end]
-            .contiguous()
-            .view(DTYPES[field.dtype])
+        parts = {
+            field.role: _view_as(raw[field.tensor][:, field.offset : field.end], field.dtype)
             for field in layout.fields
         }
         scales, elements = _scale_values(parts["scales"], layout), parts["columns"]
@@ -276,7 +282,9 @@ class LatentCache:
             elements = unpack(elements)
         values = dequantize(elements, scales, layout.block)
         if "tail" in parts:
-            values = torch.cat([values, parts["tail"].to(torch.bfloat16)], dim=-1)
+            tail = parts["tail"]
+            tail = e4m3_values(tail) if tail.dtype == torch.float8_e4m3fn else tail
+            values = torch.cat([values, tail.to(torch.bfloat16)], dim=-1)
         return values[:, columns]
 
 
@@ -301,11 +309,19 @@ def _parts(row: Tensor, layout: RowLayout, writer: Writer) -> dict[str, Tensor]:
     return {role: part.contiguous().view(torch.uint8) for role, part in found.items()}
 
 
+def _view_as(stored: Tensor, dtype: str) -> Tensor:
+    """Bytes [n, bytes] as elements of a type; wider ones are copied, for theirs must be aligned."""
+    kind = DTYPES[dtype]
+    return stored.view(kind) if kind.itemsize == 1 else stored.contiguous().view(kind)
+
+
 def _scale_values(stored: Tensor, layout: RowLayout) -> Tensor:
     """The scales of blocks in their order, fp32."""
-    if layout.format.scale == "ue8m0":
-        stored = stored.view(torch.float8_e8m0fnu)
-    scales = stored.float()
+    kind = layout.format.scale
+    if kind == "e4m3":
+        scales = e4m3_values(stored)
+    else:
+        scales = (stored.view(torch.float8_e8m0fnu) if kind == "ue8m0" else stored).float()
     if layout.format.scale_lanes:
         places = torch.tensor(layout.scale_places, dtype=torch.int64, device=scales.device)
         scales = scales[:, places]

@@ -58,13 +58,6 @@ class Listed:
             listed = listed[: max(int(self.lengths[token]), 0)]
         return listed[(listed >= 0) & (listed < self.count)].long()
 
-    def seen_by(self, first: int, last: int) -> list[Tensor]:
-        """`seen` of queries first … last-1; lists without a gap are looked at together."""
-        listed = self.indices[first:last]
-        if self.lengths is None and bool(((listed >= 0) & (listed < self.count)).all()):
-            return list(listed.long())
-        return [self.seen(token) for token in range(first, last)]
-
 
 @dataclass(frozen=True, eq=False)
 class Span:
@@ -115,10 +108,6 @@ class Span:
         page = self.block_table[request][keys // size].long()
         there = (page >= 0) & (page < self.cache.num_pages)
         return (page * size + keys % size)[there]
-
-    def seen_by(self, first: int, last: int) -> list[Tensor]:
-        """`seen` of queries first … last-1."""
-        return [self.seen(token) for token in range(first, last)]
 
 
 Source = Listed | Span

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import openmla
+from openmla.kernels.cpu.online_softmax import is_finite
 
 OFFSETS = torch.tensor([0, 6], dtype=torch.int32)
 BROKEN_KEY = 4
@@ -36,3 +37,17 @@ def test_latent_rows_before_a_broken_row_stay_clean():
     broken = call()
     assert torch.equal(broken[:BROKEN_KEY], clean[:BROKEN_KEY])
     assert broken[BROKEN_KEY:].isnan().all()
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_finite_numbers_are_told_from_others_even_where_their_sum_is_neither(value):
+    largest = torch.finfo(torch.float32).max
+    assert is_finite(torch.zeros(0))
+    assert is_finite(torch.full((300,), largest))  # their sum overflows
+    assert is_finite(torch.tensor([largest, -largest] * 50))
+    for place in (0, 77, 299):
+        x = torch.zeros(300)
+        x[place] = value
+        assert not is_finite(x)
+        x[(place + 1) % 300] = -value
+        assert not is_finite(x)

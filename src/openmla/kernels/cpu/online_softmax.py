@@ -46,20 +46,26 @@ def merge(parts: list[Finished], sink: Tensor | None) -> Finished:
     m = lse.amax(0)
     empty = m == -torch.inf
     weights = in_whole_lines(torch.exp2, (lse - torch.where(empty, 0.0, m)) * LOG2_E)
-    total = torch.where(empty, 1.0, weights.sum(0))
+    total = weights[0].clone()  # torch's sum of five or more has an order that depends on the place
+    for weight in weights[1:]:
+        total += weight
+    total.masked_fill_(empty, 1.0)
     denominator = total
     if sink is not None:
         extra = in_whole_lines(torch.exp2, (sink - m) * LOG2_E)
         denominator = torch.where(empty, 1.0, denominator + extra)
     weights = (weights / denominator).unsqueeze(-1)
     out = parts[0].out * weights[0]
-    finite = torch.isfinite(parts[0].out)
     for part, weight in zip(parts[1:], weights[1:], strict=True):
         out.addcmul_(part.out, weight)
-        finite &= torch.isfinite(part.out)
     # Weights may add up to a little more than 1: an average of finite numbers stays finite.
-    out = torch.where(finite, out.clamp(-LARGEST, LARGEST), out)
-    out.masked_fill_(empty.unsqueeze(-1), 0.0)
+    if all(is_finite(part.out) for part in parts):
+        out.clamp_(-LARGEST, LARGEST)
+    else:
+        finite = torch.stack([torch.isfinite(part.out) for part in parts]).all(0)
+        out = torch.where(finite, out.clamp(-LARGEST, LARGEST), out)
+    if bool(empty.any()):
+        out.masked_fill_(empty.unsqueeze(-1), 0.0)
     largest = torch.stack([part.max_logits for part in parts]).amax(0)
     return Finished(out, m + in_whole_lines(torch.log, total), largest)
 
@@ -139,7 +145,8 @@ class OnlineSoftmax:
         out = self.o.div_(torch.where(empty, 1.0, denominator).unsqueeze(-1))
         if self.spoiled is not None:
             out.add_(self.spoiled)
-        out.masked_fill_(empty.unsqueeze(-1), 0.0)
+        if bool(empty.any()):
+            out.masked_fill_(empty.unsqueeze(-1), 0.0)
         lse = torch.where(
             empty, self.m, self.m + in_whole_lines(torch.log, torch.where(empty, 1.0, self.l))
         )
@@ -173,6 +180,11 @@ class OnlineSoftmax:
             seen = (p[group, :, key, None] > 0) & broken[group, key]
             self.spoiled[group] += torch.where(seen, values[group, key], 0.0)
         return values.masked_fill(broken, 0.0)
+
+
+def is_finite(x: Tensor) -> bool:
+    """Whether x holds no NaN and no Inf. A finite sum says so, 30 times as fast as each element."""
+    return math.isfinite(float(x.sum())) or bool(torch.isfinite(x).all())
 
 
 def is_tame(values: Tensor) -> bool:

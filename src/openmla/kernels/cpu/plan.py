@@ -58,15 +58,18 @@ class CpuConfig:
         """Tokens of a latent-form tile: as many as fill rows_per_step rows with their heads."""
         return max(self.rows_per_step // heads, 1)
 
-    def tokens_together(self, heads: int, keys: int, total: int) -> int:
-        """Tokens of a sparse piece: up to eight, while their scores are at most 1 MB, and a fourth
-        of all tokens, so that there are pieces for several threads.
+    def tokens_together(self, heads: int, keys: int, total: int, shared: bool = False) -> int:
+        """Tokens of a sparse piece: up to eight, or 32 that share most of their rows, while their
+        scores are at most 1 MB, and a fourth of all tokens, so that there are pieces for several
+        threads.
 
         >>> config = CpuConfig(BM=128, BN=512, rows_per_step=512)
         >>> config.tokens_together(32, 256, 64), config.tokens_together(128, 2048, 64)
         (8, 1)
+        >>> config.tokens_together(8, 128, 2048, shared=True)
+        32
         """
-        return max(min(8, 2**18 // max(heads * keys, 1), total // 4), 1)
+        return max(min(32 if shared else 8, 2**18 // max(heads * keys, 1), total // 4), 1)
 
     def keys_per_block(self, rows: int) -> int:
         """Keys of a latent-form block: up to four times as many for few rows, which take as much

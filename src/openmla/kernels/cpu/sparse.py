@@ -5,9 +5,12 @@ find the rows that count, source by source, fetch them in blocks, and multiply t
 at once, in one softmax. What is not a product is done for all tokens of a piece in one operation.
 Products are made token by token, so bits do not depend on who else is in the piece.
 
+What neighbors see in common is fetched once: the positions of spans for all tokens of a piece, and
+quantized rows that lists name often for the whole call (seen.py). Each token multiplies a slice.
+
 The blocks of a token are divided into ranges by their number alone, so that a few tokens keep
 several cores busy; ranges are merged in their order, whoever computed them. Scratch memory is one
-block of rows per token of a piece, for each thread.
+block of rows per token of a piece, for each thread, and 64 MB of rows that lists name often.
 """
 
 from typing import NamedTuple
@@ -15,27 +18,31 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from openmla.kernels.cpu.online_softmax import Finished, OnlineSoftmax, merge
+from openmla.kernels.cpu.online_softmax import Finished, OnlineSoftmax, is_finite, merge
 from openmla.kernels.cpu.plan import CpuConfig
+from openmla.kernels.cpu.seen import AT_ONCE, Seen, longest, read_once, seen_by
 from openmla.kernels.cpu.workers import divide, threads_for
-from openmla.kernels.cpu.workspace import Workspace
+from openmla.kernels.cpu.workspace import CACHE_LINE, Workspace
 from openmla.operands import AttendOperands, Results, SparseOperands
-from openmla.sources import Source
+from openmla.sources import Source, Span
 
 Sparse = SparseOperands | AttendOperands
+
+MOST_SHARED = 1024
+"""Rows of a span that are kept in fp32 for all tokens of a piece, 2 MB of 512 columns."""
 
 
 class _Run(NamedTuple):
     """Neighboring tokens that see as many rows as each other, in every source."""
 
     tokens: slice
-    seen: list[list[Tensor]]
-    """Physical rows, by token and by source."""
+    seen: list[Seen]
+    """By source."""
 
     def alone(self, i: int) -> "_Run":
         """Its token number `i`."""
         token = self.tokens.start + i
-        return _Run(slice(token, token + 1), [self.seen[i]])
+        return _Run(slice(token, token + 1), [seen.of(i, i + 1) for seen in self.seen])
 
 
 class _Block(NamedTuple):
@@ -49,24 +56,37 @@ class _Block(NamedTuple):
 def sparse(config: CpuConfig, op: Sparse, results: Results) -> None:
     """Fill `results`; a token without a key stays an empty row."""
     total, heads = op.q.shape[:2]
-    listed = sum(source.most for source in op.sources)
-    flops = 2.0 * total * heads * listed * (op.q.shape[2] + op.d_v)
+    keys = sum(longest(source) for source in op.sources)
+    flops = 2.0 * total * heads * keys * (op.q.shape[2] + op.d_v)
     if total < threads_for(total * config.ranges, flops):
         _few(config, op, results, flops)
         return
-    together = config.tokens_together(heads, listed, total)
+    sources = tuple(read_once(source) for source in op.sources)
+    op = AttendOperands(op.q, sources, op.d_v, op.weights)
+    spans = [isinstance(source, Span) for source in op.sources]
+    together = config.tokens_together(heads, keys, total, shared=all(spans))
+    tokens = config.tokens_together(heads, keys, total, shared=True) if any(spans) else together
 
     def piece(work: Workspace, first: int) -> None:
-        for run in _runs(op, first, min(first + together, total)):
+        last = min(first + tokens, total)
+        seen = [seen_by(source, first, last) for source in op.sources]
+        for number, source in enumerate(op.sources):
+            if spans[number] and seen[number].rows.numel() <= MOST_SHARED:
+                values = _read(source, work, f"shared {number}", seen[number].rows)
+                seen[number] = seen[number]._replace(values=values)
+        for run in _runs(seen, first, together):
             parts = [_attend(op, work, run, blocks) for blocks in _ranges(config, op, run)]
             _store(config, op, results, work, run, parts)
 
-    divide(piece, range(0, total, together), flops)
+    divide(piece, range(0, total, tokens), flops)
 
 
 def _few(config: CpuConfig, op: Sparse, results: Results, flops: float) -> None:
     """Fewer tokens than threads: the ranges of all tokens are divided, then merged."""
-    runs = [run for token in range(op.q.shape[0]) for run in _runs(op, token, token + 1)]
+    runs = []
+    for token in range(op.q.shape[0]):
+        seen = [seen_by(source, token, token + 1) for source in op.sources]
+        runs.append(_Run(slice(token, token + 1), seen))
     pieces = [(run, blocks) for run in runs for blocks in _ranges(config, op, run)]
     parts = divide(lambda work, piece: _attend(op, work, *piece), pieces, flops)
     work = Workspace()
@@ -75,14 +95,18 @@ def _few(config: CpuConfig, op: Sparse, results: Results, flops: float) -> None:
         _store(config, op, results, work, run, own)
 
 
-def _runs(op: Sparse, first: int, last: int) -> list[_Run]:
-    """Tokens first … last-1; a new run begins where another number of rows is seen."""
-    by_source = [source.seen_by(first, last) for source in op.sources]
-    seen = [list(rows) for rows in zip(*by_source, strict=True)]
-    counts = [[rows.numel() for rows in of_token] for of_token in seen]
-    starts = [i for i in range(last - first) if i == 0 or counts[i] != counts[i - 1]]
-    ends = [*starts[1:], last - first]
-    return [_Run(slice(first + a, first + b), seen[a:b]) for a, b in zip(starts, ends, strict=True)]
+def _runs(seen: list[Seen], first: int, most: int) -> list[_Run]:
+    """Tokens first …, at most so many in a run; a new one begins where another number of rows is
+    seen."""
+    runs: list[_Run] = []
+    counts = list(zip(*([p.stop - p.start for p in of.places] for of in seen), strict=True))
+    start = 0
+    for i in range(1, len(counts) + 1):
+        if i == len(counts) or counts[i] != counts[start] or i - start == most:
+            here = slice(first + start, first + i)
+            runs.append(_Run(here, [of.of(start, i) for of in seen]))
+            start = i
+    return runs
 
 
 def _ranges(config: CpuConfig, op: Sparse, run: _Run) -> list[list[_Block]]:
@@ -90,9 +114,9 @@ def _ranges(config: CpuConfig, op: Sparse, run: _Run) -> list[list[_Block]]:
     step = config.keys_per_block(op.q.shape[1])
     return config.in_ranges(
         [
-            _Block(number, first, min(first + step, rows.numel()))
-            for number, rows in enumerate(run.seen[0])
-            for first in range(0, rows.numel(), step)
+            _Block(number, first, min(first + step, place.stop - place.start))
+            for number, place in enumerate(seen.places[0] for seen in run.seen)
+            for first in range(0, place.stop - place.start, step)
         ]
     )
 
@@ -110,7 +134,7 @@ def _store(
         return
     rows = merge(parts, op.weights.sink)
     results.write(run.tokens, *rows)
-    if torch.isfinite(rows.out).all():
+    if is_finite(rows.out):
         return
     # Huge values overflowed, or a row holds Inf or NaN: rare enough to look only afterwards.
     for i in (~torch.isfinite(rows.out).flatten(1).all(1)).nonzero()[:, 0].tolist():
@@ -128,20 +152,39 @@ def _attend(
         q.mul_(op.weights.q_scale[run.tokens, None, None])
     tokens, heads = q.shape[:2]
     state = OnlineSoftmax(tokens, heads, op.d_v)
-    for number, first, last in blocks:
-        listed = [seen[number][first:last] for seen in run.seen]
-        rows = [_fetch(op.sources[number], work, i, block) for i, block in enumerate(listed)]
-        scores = work.take_apart("scores", *q.shape[:2], last - first)
+    for block in blocks:
+        seen = run.seen[block.source].entries(block.first, block.last)
+        rows = _fetch(op.sources[block.source], work, seen)
+        scores = work.take_apart("scores", tokens, heads, block.last - block.first)
         for i, of_token in enumerate(rows):
             torch.mm(q[i], of_token.T, out=scores[i])
         if op.weights.k_scale is not None:
-            scores.mul_(op.weights.k_scale[torch.stack(listed)].unsqueeze(1))
+            factors = op.weights.k_scale[torch.stack([seen.rows[place] for place in seen.places])]
+            scores.mul_(factors.unsqueeze(1))
         values = [of_token[:, : op.d_v] for of_token in rows]
         state.add_block(scores, values if tame else torch.stack(values), tame)
     return state.finish()
 
 
-def _fetch(source: Source, work: Workspace, i: int, block: Tensor) -> Tensor:
-    """Rows of a source in fp32."""
-    rows = source.read(block)
-    return rows if rows.dtype == torch.float32 else work.pack(f"rows {i}", rows)
+def _fetch(source: Source, work: Workspace, seen: Seen) -> list[Tensor]:
+    """By token, its rows of a source in fp32; what several have in common is there once."""
+    values = seen.values
+    if values is None:
+        values = _read(source, work, "rows", seen.rows)
+    found = [values[place] for place in seen.places]
+    if values.shape[1] % CACHE_LINE == 0:
+        return found
+    # A product may have other bits where its rows begin inside of a cache line.
+    return [work.pack(f"rows {i}", own) for i, own in enumerate(found)]
+
+
+def _read(source: Source, work: Workspace, name: str, rows: Tensor) -> Tensor:
+    """Rows in fp32, so many at a time that what dequantizing makes on the way stays in caches."""
+    first = source.read(rows[:AT_ONCE])
+    if first.dtype == torch.float32 and rows.numel() <= AT_ONCE:
+        return first
+    values = work.take(name, rows.numel(), first.shape[1])
+    values[:AT_ONCE] = first
+    for start in range(AT_ONCE, rows.numel(), AT_ONCE):
+        values[start : start + AT_ONCE] = source.read(rows[start : start + AT_ONCE])
+    return values

@@ -16,6 +16,8 @@ from torch import Tensor
 # function than that of the rest. A group whose padding is empty has no such elements; one with
 # padding is a loop of its own.
 LINE = 64
+CACHE_LINE = 16
+"""fp32 elements of a cache line."""
 
 
 def whole_lines(elements: int) -> int:

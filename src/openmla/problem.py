@@ -243,6 +243,12 @@ class Problem:
         return (first,) if self.second is None else (first, self.second)
 
     @property
+    def is_attend(self) -> bool:
+        """Whether this is a call of `mla_attend` that one list of rows, as `mla_prefill_sparse` has
+        it, is not all of: spans, a second source, or results that are turned back."""
+        return self.span or self.second is not None or self.turned_back > 0
+
+    @property
     def most_rows(self) -> int:
         """Most rows that one query of the sparse form can see, of all sources together."""
         return sum(source.most_rows for source in self.sources)

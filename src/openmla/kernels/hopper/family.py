@@ -129,7 +129,7 @@ def _dense_bf16_lines(config: HopperDenseConfig, problem: Problem) -> list[str]:
 
 
 def _latent(problem: Problem, target: Target) -> HopperLatentConfig:
-    several = problem.span or problem.second is not None
+    several = problem.is_attend
     formats = [source.kv_dtype for source in problem.sources]
     config = select_hopper_latent_config(
         heads=problem.heads,
@@ -164,7 +164,7 @@ def _cache_read(problem: Problem, config: HopperLatentConfig) -> CacheRead:
     rows, width = problem.total_k, problem.d_qk
     if config.few:
         return read_once(problem.total_q * problem.most_rows, width)
-    if problem.span or problem.second:
+    if problem.is_attend:
         return sources_read(problem, config.row_blocks, config.sm_count)
     if problem.window:
         return read_once(problem.total_q * problem.window, width)  # few rows of a request

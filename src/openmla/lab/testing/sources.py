@@ -222,7 +222,7 @@ def turn_back_of(case: SourcesCase, poisoned: bool) -> TurnBack:
     positions = torch.randint(0, POSITIONS, (case.tokens,), generator=draw)
     positions[0] = 0
     for i, token in enumerate(range(3, case.tokens, 4)):
-        positions[token] = STRANGE_POSITIONS[i % len(STRANGE_POSITIONS)]
+        positions[token] = STRANGE_POSITIONS[(i + case.seed + 1) % len(STRANGE_POSITIONS)]
     named = torch.unique(positions[(positions >= 0) & (positions < POSITIONS)])
     table = _table_of_angles(case.turned, poisoned)
     table[named] = torch.cat([angles.cos(), angles.sin()], 1)[named]

@@ -234,7 +234,7 @@ def numbers(plan: Plan, problem: Problem) -> list[LaunchNumbers] | None:
     """What the number of tokens decides of a launch over lists of rows that are read as they are.
     Sequences over pages, and whether FP8 rows are worth a workspace, are planned anew."""
     config: HopperLatentConfig = plan.config
-    several = problem.span or problem.second is not None
+    several = problem.is_attend
     if config.cache_read.mode != "plain" or problem.form != "sparse" or plan.variant.few or several:
         return None
     described = dict.fromkeys(("q_half_desc", "q_rope_desc"), Extent(0, problem.total_q))

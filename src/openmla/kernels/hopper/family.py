@@ -290,7 +290,7 @@ _ONCE_FITS: Limit[Problem] = Limit(
     lambda p: f"a workspace of dequantized pools of {_once_bytes(p)} bytes > {DEQUANTIZED_CAP}",
 )
 _SEVERAL: Limit[Problem] = Limit(
-    lambda p: p.span or p.second is not None,
+    lambda p: p.is_attend,
     lambda p: "one list of rows: kernel sparse serves it",
 )
 # Windows are not split: so many keys are those of a short request.
@@ -450,6 +450,7 @@ HOPPER = Family(
                 ),
                 "causal": YES_OR_NO,
                 "has_topk_lengths": YES_OR_NO,
+                "turned_back": OneOf(0, 64),
             },
             _SEVERAL,
             _COUNTED,

@@ -209,7 +209,7 @@ DEFECTS = [
         "b, a = gl.split(gl.reshape(result, [64, PART // 2, 2]))",
         "one launch",
     ),
-    ("the angles of columns 0 …", VALUES, "(first - (D_V - TURNED)) // 2", "first // 2", "few"),
+    ("the angles of columns 0 …", TURNING, "(first - (D_V - TURNED)) // 2", "first // 2", "few"),
     ("nothing turns, few", VALUES, "> D_V - TURNED:", "> D_V:", "few"),
 ]
 

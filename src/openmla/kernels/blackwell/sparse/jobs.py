@@ -61,6 +61,11 @@ PROBLEMS = {
         replace(V4, topk=0, has_topk_lengths=False, span=True, table_keys=1 << 16, has_sink=True),
         second=RowSource(kv_dtype="fp8_584", page_size=64, topk=512, total_k=1 << 20),
     ),
+    "64 heads window and list fp8_584, turned back": replace(
+        replace(V4, topk=0, has_topk_lengths=False, span=True, table_keys=1 << 16, has_sink=True),
+        second=RowSource(kv_dtype="fp8_584", page_size=64, topk=512, total_k=1 << 20),
+        turned_back=64,
+    ),
     "64 heads latent fp8_584": replace(LATENT, heads=64, d_rope=0, kv_dtype="fp8_584"),
     "32 heads 256+64 latent": replace(LATENT, heads=32, d_nope=256, d_v=256),
     "32 heads 256+64 fp8_token": replace(V32, heads=32, d_nope=256, d_v=256, kv_dtype="fp8_token"),

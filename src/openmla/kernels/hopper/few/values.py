@@ -34,7 +34,7 @@ from openmla.kernels.gluon.ranges.records import Output
 from openmla.kernels.gluon.scores import normalize
 from openmla.kernels.gluon.turning import COUNTS as ANGLE_COUNTS
 from openmla.kernels.gluon.turning import VECTORS as ANGLE_VECTORS
-from openmla.kernels.gluon.turning import Angles, cos_sin, turned
+from openmla.kernels.gluon.turning import Angles, turned_columns
 from openmla.kernels.hopper.few.records import (
     Barriers,
     Ring,
@@ -90,20 +90,6 @@ def copy(tile, descs, factors_ptr, ring, bars, HEADS: gl.constexpr, OVERLAP: gl.
 
 
 @gluon.jit
-def turned_back(O, angles, query, first, D_V: gl.constexpr, TURNED: gl.constexpr):
-    """Columns `first` … of a query's results, the last TURNED of D_V columns turned back."""
-    WIDTH: gl.constexpr = O.shape[1]
-    a, b = gl.split(gl.reshape(O, [64, WIDTH // 2, 2]))
-    PL: gl.constexpr = gl.SliceLayout(0, a.type.layout)
-    pair = gl.arange(0, WIDTH // 2, PL) + (first - (D_V - TURNED)) // 2
-    cos, sin = cos_sin(angles, query, pair, TURNED)
-    turned_a, turned_b = turned(a, b, cos[None, :], sin[None, :])
-    turns = (pair >= 0)[None, :]
-    both = gl.join(gl.where(turns, turned_a, a), gl.where(turns, turned_b, b))
-    return gl.convert_layout(gl.reshape(both, [64, WIDTH]), O.type.layout)
-
-
-@gluon.jit
 def write_columns(
     O, factors, out, angles, query, first, heads, chunk, D_V: gl.constexpr, TURNED: gl.constexpr
 ):
@@ -114,7 +100,7 @@ def write_columns(
         result = O * factors
         at = chunk * O.shape[1]
         if at + O.shape[1] > D_V - TURNED:
-            result = turned_back(result, angles, query, at, D_V, TURNED)
+            result = turned_columns(result, angles, query, at, D_V, TURNED)
         result = gl.where(factors == 0.0, 0.0, result).to(out.base.dtype.element_ty)
     else:
         result = gl.where(factors == 0.0, 0.0, O * factors).to(out.base.dtype.element_ty)

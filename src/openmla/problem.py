@@ -173,17 +173,16 @@ class Problem:
         self._settle()
 
     def _check_turn(self) -> None:
-        """Pairs of columns turn, in the sparse form alone, and no weights of single tokens or keys
-        come with them."""
+        """Pairs of columns turn, in the sparse form alone, and nothing scales single tokens or keys
+        beside that."""
         columns = self.turned_back
         _check_count("turned_back", columns)
         if columns and self.form != "sparse":
             raise InvalidArgument("turned_back", "0 unless the form is sparse", columns)
         if columns % 2 or columns > self.d_v:
             raise InvalidArgument("turned_back", f"pairs of columns of {self.d_v}", columns)
-        if columns and (self.has_k_scale or self.has_q_scale or self.wants_max_logits):
-            expected = "0 beside q_scale, k_scale or max_logits"
-            raise InvalidArgument("turned_back", expected, columns)
+        if columns and (self.has_k_scale or self.has_q_scale):
+            raise InvalidArgument("turned_back", "0 beside q_scale or k_scale", columns)
 
     def _check_sources(self) -> None:
         """Spans and second sources exist in the sparse form alone."""

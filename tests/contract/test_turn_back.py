@@ -292,7 +292,6 @@ SPARSE = Problem("sparse", 64, 512, 0, 512, topk=512, total_q=4, total_k=4096, t
         {"turned_back": -2},
         {"turned_back": 514},
         {"has_k_scale": True},
-        {"wants_max_logits": True},
         {"form": "latent", "topk": 0},
     ],
 )

@@ -77,8 +77,6 @@ SOURCES: Sources = {
     "lse_ptr": "lse",
     "max_logits_ptr": "max_logits",
     "sink_ptr": "sink",
-    "angles_ptr": "turn_table",
-    "positions_ptr": "turn_positions",
     "q_scale_ptr": "q_scale",
     "k_scale_ptr": "k_scale",
     "data_ptr_0": "kv",
@@ -93,6 +91,12 @@ SOURCES: Sources = {
     **{f"{x}_ptr_1": f"second_{x}" for x in ("request", "begin", "end")},
     "part_out_ptr": WORKSPACE,
     "part_state_ptr": WORKSPACE,
+}
+
+ATTEND_SOURCES: Sources = {
+    **SOURCES,
+    "angles_ptr": "turn_table",
+    "positions_ptr": "turn_positions",
 }
 
 
@@ -297,7 +301,7 @@ def _attend(plan: Plan, op: AttendOperands, results: Results) -> Call:
         **_turn_back(op.turn_back),
         **common,
     }
-    return Call(attend_kernel, total_q * blocks, arguments, SOURCES)
+    return Call(attend_kernel, total_q * blocks, arguments, ATTEND_SOURCES)
 
 
 def _turn_back(turn: TurnBack | None) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import openmla.kernels.hopper as package
 import openmla.kernels.hopper.latent.launch as launcher
 from gluon_sim import Kind, Limits, intercept
 from kernels import mutants
+from kernels.hopper.latent.defect import SparseDefect
 from kernels.judging import assert_clean
 from kernels.mutants import load_mutant, once
 from openmla import TurnBack, reference
@@ -178,44 +179,60 @@ CASES = {
     ),
     "few": replace(FEW, heads=3, seed=5),
 }
+
+
+def wrong(name: str, file: str, old: str, new: str, case: str) -> SparseDefect:
+    """Only the numbers are wrong."""
+    return SparseDefect(name, None, file, old, new, case)
+
+
+def outside(name: str, file: str, old: str, new: str, case: str) -> SparseDefect:
+    """Angles are read where the table has none."""
+    return SparseDefect(name, Kind.BOUNDS, file, old, new, case)
+
+
 DEFECTS = [
-    ("turned on", TURNING, "gl.fma(a, cos, b * sin)", "gl.fma(a, cos, -(b * sin))", "one launch"),
-    ("a pair is no rotation", TURNING, "-(a * sin)", "a * sin", "few"),
-    ("sines lie where cosines do", TURNING, "line + (TURNED // 2) + pair", "line + pair", "few"),
-    ("the first token's position", TURNING, "angles.positions + token", "angles.positions", "few"),
-    ("positions are not checked", TURNING, "& (position < angles.lines)", "", "one launch"),
-    ("negative positions turn", TURNING, "(position >= 0) & (position", "(position", "few"),
-    ("lines lie end to end", TURNING, "* angles.stride", "* TURNED", "one launch"),
-    ("all columns turn", EPILOGUE, "if FIRST >= STILL:", "if FIRST >= 0:", "one launch"),
-    ("nothing turns", EPILOGUE, "if FIRST >= STILL:", "if FIRST > STILL:", "one launch"),
-    (
+    wrong(
+        "turned on", TURNING, "gl.fma(a, cos, b * sin)", "gl.fma(a, cos, -(b * sin))", "one launch"
+    ),
+    wrong("a pair is no rotation", TURNING, "-(a * sin)", "a * sin", "few"),
+    wrong(
+        "sines lie where cosines do", TURNING, "line + (TURNED // 2) + pair", "line + pair", "few"
+    ),
+    wrong(
+        "the first token's position", TURNING, "angles.positions + token", "angles.positions", "few"
+    ),
+    outside("positions are not checked", TURNING, "& (position < angles.lines)", "", "one launch"),
+    outside("negative positions turn", TURNING, "(position >= 0) & (position", "(position", "few"),
+    wrong("lines lie end to end", TURNING, "* angles.stride", "* TURNED", "one launch"),
+    wrong("all columns turn", EPILOGUE, "if FIRST >= STILL:", "if FIRST >= 0:", "one launch"),
+    wrong("nothing turns", EPILOGUE, "if FIRST >= STILL:", "if FIRST > STILL:", "one launch"),
+    wrong(
         "earlier columns turn",
         EPILOGUE,
         "+ O.shape[1] - PART",
         "+ O.shape[1] - 2 * PART",
         "one launch",
     ),
-    (
+    wrong(
         "empty rows turn",
         EPILOGUE,
         "gl.where(factors == 0.0, 0.0, result).to",
         "result.to",
         "one launch",
     ),
-    (
+    wrong(
         "columns of a pair are exchanged",
         EPILOGUE,
         "a, b = gl.split(gl.reshape(result, [64, PART // 2, 2]))",
         "b, a = gl.split(gl.reshape(result, [64, PART // 2, 2]))",
         "one launch",
     ),
-    ("the angles of columns 0 …", TURNING, "(first - (D_V - TURNED)) // 2", "first // 2", "few"),
-    ("nothing turns, few", VALUES, "> D_V - TURNED:", "> D_V:", "few"),
+    wrong(
+        "the angles of columns 0 …", TURNING, "(first - (D_V - TURNED)) // 2", "first // 2", "few"
+    ),
+    wrong("nothing turns, few", VALUES, "> D_V - TURNED:", "> D_V:", "few"),
 ]
-
-
-OUTSIDE = ("positions are not checked", "negative positions turn")
-"""Of these, the simulator finds what they read; the others give wrong numbers."""
 
 
 def run_on(launch: ModuleType, name: str, schedule: str, seed: int) -> tuple[set[Kind], bool]:
@@ -234,12 +251,11 @@ def run_on(launch: ModuleType, name: str, schedule: str, seed: int) -> tuple[set
 
 
 @pytest.mark.seeded
-@pytest.mark.parametrize("defect", DEFECTS, ids=lambda d: d[0])
-def test_defect_is_found(defect: tuple[str, str, str, str, str], tmp_path: Path) -> None:
-    name, file, old, new, case = defect
-    mutant = load_mutant(package, file, once(old, new), "latent.launch", tmp_path)
-    kind = Kind.BOUNDS if name in OUTSIDE else None
-    mutants.assert_found(kind, partial(run_on, mutant, case))
+@pytest.mark.parametrize("defect", DEFECTS, ids=lambda d: d.name)
+def test_defect_is_found(defect: SparseDefect, tmp_path: Path) -> None:
+    edit = once(defect.old, defect.new)
+    mutant = load_mutant(package, defect.file, edit, "latent.launch", tmp_path)
+    mutants.assert_found(defect.kind, partial(run_on, mutant, defect.case))
 
 
 @pytest.mark.seeded

@@ -101,6 +101,7 @@ def attend_arguments(lse: bool) -> tuple[Any, ...]:
         call["q"],
         *(paged["cache"].data, None, "bf16", 8, *span),
         *(call["kv"], None, "", 0, call["indices"], None, None, None, None, None),
+        *((torch.zeros(7, 4), tokens.long()) if lse else (None, None)),
         torch.zeros(2),
         0.3,
         8,

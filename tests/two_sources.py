@@ -52,7 +52,8 @@ def some_tokens(op: AttendOperands, here: slice) -> AttendOperands:
         else:
             asked = {name: getattr(source, name)[here] for name in ("request", "begin", "end")}
             sources.append(replace(source, **asked))
-    return replace(op, q=op.q[here], sources=tuple(sources))
+    turn = op.turn_back and replace(op.turn_back, positions=op.turn_back.positions[here])
+    return replace(op, q=op.q[here], sources=tuple(sources), turn_back=turn)
 
 
 def as_lists(op: AttendOperands) -> AttendOperands:

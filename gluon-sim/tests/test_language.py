@@ -8,6 +8,9 @@ import torch
 from triton.experimental.gluon import language as gl
 
 from gluon_sim import Kind, Limits, Unsupported, intercept, register_asm, simulate
+from gluon_sim.language import shapes
+from gluon_sim.values import dtypes
+from gluon_sim.values.tensors import Tensor
 from toys import cdna4_features, language
 
 
@@ -43,6 +46,19 @@ def test_shapes_and_reductions():
     simulate(language.halves, 1, (out,)).raise_if_bad()
     x = torch.arange(256).view(32, 4, 2)
     assert torch.equal(out, (x[..., 0].sum(1) - x[..., 1].amax(1)).int())
+
+
+def test_neighbors_of_a_row_are_taken_apart_in_each_cta_of_a_cluster():
+    """Rows that a cluster splits stay where they are; halves of the split axis would move."""
+    rows = Tensor(np.arange(16, dtype=np.float32).reshape(4, 2, 2), dtypes.float32, split=-3)
+    low, high = shapes.split(rows)
+    assert (low.split, high.split) == (-2, -2) and low.value[1].tolist() == [4, 6]
+    joined = shapes.join(low, high)
+    assert joined.split == -3 and np.array_equal(joined.value, rows.value)
+    with pytest.raises(Unsupported, match="a split"):
+        shapes.split(Tensor(rows.value, dtypes.float32, split=-1))
+    with pytest.raises(Unsupported, match="a join"):
+        shapes.join(low, Tensor(high.value, dtypes.float32))
 
 
 def test_running_sums():

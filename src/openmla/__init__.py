@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from openmla.indexer.loss_api import indexer_loss
     from openmla.planning import Plan, plan
     from openmla.problem import Problem
-    from openmla.sources import Listed, Span
+    from openmla.sources import Listed, Span, TurnBack
 
 __version__ = "0.3.0"
 __all__ = [
@@ -45,6 +45,7 @@ __all__ = [
     "Plan",
     "Problem",
     "Span",
+    "TurnBack",
     "Unsupported",
     "__version__",
     "index_topk",
@@ -77,7 +78,7 @@ _MODULES = {
     "openmla.indexer.loss_api": ("indexer_loss",),
     "openmla.planning": ("Plan", "plan"),
     "openmla.problem": ("Problem",),
-    "openmla.sources": ("Listed", "Span"),
+    "openmla.sources": ("Listed", "Span", "TurnBack"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -55,6 +55,7 @@ ROWS = {
     "attend": dict.fromkeys(
         (
             *("q", "out", "lse", "indices", "topk_lengths", "request", "begin", "end"),
+            "turn_positions",
             *(f"second_{x}" for x in ("indices", "lengths", "request", "begin", "end")),
         ),
         "tokens",

@@ -24,7 +24,7 @@ from openmla.errors import InvalidArgument, Unsupported
 from openmla.operands import AttendOperands, Operands, Results, SparseOperands, extent
 from openmla.problem import MAX_HEADS
 from openmla.sequences import first_key_of, paged_spans
-from openmla.sources import Listed, Source, Span
+from openmla.sources import Listed, Source, Span, TurnBack
 
 # Kernels multiply by the scale in float32: a larger number would be infinite there.
 LARGEST_SCALE = torch.finfo(torch.float32).max
@@ -413,6 +413,24 @@ def _span(name: str, source: Span, q: Tensor) -> None:
         tensor(f"{name}.{field}", value, (q.shape[0],), (torch.int32,), q.device)
 
 
+def turn_back(value: object, q: Tensor, d_v: int) -> TurnBack | None:
+    """What turns results back, for queries and columns that there are; or nothing."""
+    if value is None:
+        return None
+    if not isinstance(value, TurnBack):
+        raise InvalidArgument("turn_back", "a TurnBack or None", describe(value))
+    name, shape = "turn_back.table", ("positions", "n")
+    table = tensor(name, value.table, shape, (torch.float32,), q.device)
+    last_dim_contiguous(name, table)
+    columns = table.shape[1]
+    if columns % 2 or not 2 <= columns <= d_v:
+        expected = f"an even number of columns, 2 to {d_v}: a cosine and a sine for each pair"
+        raise InvalidArgument(name, expected, columns)
+    integers = (torch.int32, torch.int64)
+    tensor("turn_back.positions", value.positions, (q.shape[0],), integers, q.device)
+    return value
+
+
 def _cache_of(name: str, cache: LatentCache, q: Tensor) -> None:
     """A cache where q is, with rows of its width."""
     on_device(name, cache, q.device)
@@ -511,6 +529,9 @@ def _inputs(operands: Operands) -> list[tuple[str, Tensor]]:
     if isinstance(operands, AttendOperands):
         for i, source in enumerate(named.pop("sources")):
             named |= {f"sources[{i}].{name}": value for name, value in vars(source).items()}
+        turn = named.pop("turn_back")
+        if turn is not None:
+            named |= {f"turn_back.{name}": value for name, value in vars(turn).items()}
     inputs = []
     for name, value in named.items():
         if value is None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from openmla.cache import DTYPES, LatentCache
 from openmla.planning.problems import AnyProblem
 from openmla.problem import DTYPE_BYTES, Problem, RopeSource, RowSource
-from openmla.sources import Listed, Source, Span
+from openmla.sources import Listed, Source, Span, TurnBack
 
 DTYPE_NAMES = {DTYPES[name]: name for name in DTYPE_BYTES}
 
@@ -277,6 +277,8 @@ class AttendOperands(_OfQueries):
     """In the order of the softmax."""
     d_v: int
     weights: Weights
+    turn_back: TurnBack | None = None
+    """How the last columns of the results are turned back."""
 
     @property
     def latent(self) -> int:
@@ -295,6 +297,7 @@ class AttendOperands(_OfQueries):
             d_v=self.d_v,
             causal=False,
             second=more[0] if more else None,
+            turned_back=0 if self.turn_back is None else self.turn_back.columns,
             aligned_16=aligned_16(self.q, *rows, results.out)
             and all(scales_are_words(source.rows) for source in self.sources),
             **asdict(first),

@@ -31,7 +31,7 @@ from openmla.operands import (
     Weights,
 )
 from openmla.planning import Plan
-from openmla.sources import Listed, Source, Span
+from openmla.sources import Listed, Source, Span, TurnBack
 
 if TYPE_CHECKING:
     from openmla.kernels.call import Call
@@ -188,6 +188,8 @@ def _attend(
     second_request: Tensor | None,
     second_begin: Tensor | None,
     second_end: Tensor | None,
+    turn_table: Tensor | None,
+    turn_positions: Tensor | None,
     sink: Tensor | None,
     scale: float,
     d_v: int,
@@ -202,7 +204,10 @@ def _attend(
         rows = _rows(q, second_kv, second_scales, second_format, second_latent)
         lists, line = (second_indices, second_lengths), (second_table, second_request)
         sources.append(_source(rows, *lists, *line, second_begin, second_end))
-    operands = AttendOperands(q, tuple(sources), d_v, Weights(scale, sink))
+    turn = None
+    if turn_table is not None and turn_positions is not None:
+        turn = TurnBack(turn_table, turn_positions)
+    operands = AttendOperands(q, tuple(sources), d_v, Weights(scale, sink), turn)
     return operands, Results(out, lse), backend
 
 

@@ -108,6 +108,9 @@ class Problem:
     invariant: bool = False
     """A row's bits depend on the row and the keys it sees alone, not on how many other queries its
     request has. Latent form only."""
+    turned_back: int = 0
+    """Columns at the end of V whose results are turned back by the angle of the query's position;
+    0: none. Sparse form only."""
     fp32_out: bool = False
     """The output is fp32 beside queries of another type, so that sums of parts lose nothing."""
     has_sink: bool = False
@@ -165,8 +168,21 @@ class Problem:
             raise InvalidArgument("invariant", "False unless the form is latent", True)
         if self.has_key_mask and self.form != "dense":
             raise InvalidArgument("has_key_mask", "False unless the form is dense", True)
+        self._check_turn()
         self._check_sources()
         self._settle()
+
+    def _check_turn(self) -> None:
+        """Pairs of columns turn, in the sparse form alone, and nothing scales single tokens or keys
+        beside that."""
+        columns = self.turned_back
+        _check_count("turned_back", columns)
+        if columns and self.form != "sparse":
+            raise InvalidArgument("turned_back", "0 unless the form is sparse", columns)
+        if columns % 2 or columns > self.d_v:
+            raise InvalidArgument("turned_back", f"pairs of columns of {self.d_v}", columns)
+        if columns and (self.has_k_scale or self.has_q_scale):
+            raise InvalidArgument("turned_back", "0 beside q_scale or k_scale", columns)
 
     def _check_sources(self) -> None:
         """Spans and second sources exist in the sparse form alone."""
@@ -224,6 +240,12 @@ class Problem:
             table_keys=self.table_keys,
         )
         return (first,) if self.second is None else (first, self.second)
+
+    @property
+    def is_attend(self) -> bool:
+        """Whether this is a call of `mla_attend` that one list of rows, as `mla_prefill_sparse` has
+        it, is not all of: spans, a second source, or results that are turned back."""
+        return self.span or self.second is not None or self.turned_back > 0
 
     @property
     def most_rows(self) -> int:
@@ -284,6 +306,7 @@ class Problem:
             parts += [f"pages of {self.page_size}"]
         options = {"key mask": self.has_key_mask, "sink": self.has_sink, "lse": self.wants_lse}
         options |= {"invariant": self.invariant, "fp32 out": self.fp32_out}
+        options |= {f"{self.turned_back} columns turned back": bool(self.turned_back)}
         parts += [label for label, on in options.items() if on]
         return ", ".join(parts)
 

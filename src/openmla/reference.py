@@ -7,6 +7,8 @@ of keys; `attend_row` is all of attention for it:
     lse    = log(sum(exp(scores)))                          -inf when n == 0
     out    = sum(exp(scores - lse) * v) / (1 + exp(sink - lse))      +0 when n == 0
 
+A sum of rows is turned as its rows are: where results are turned back, v is (`turned_back`).
+
 The three forms differ only in which keys a row sees. Nothing outside those keys is ever touched, so
 NaN in unused memory cannot matter here. Besides out and lse, a `Truth` holds what an error bound
 needs: sums over p and v that rounding errors scale with, and how large the scores were before
@@ -40,6 +42,7 @@ from openmla.sequences import (
     ragged_spans,
     visible_keys,
 )
+from openmla.sources import TurnBack
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +53,9 @@ class Truth:
     lse: Tensor
     max_logits: Tensor
     magnitude: Tensor
-    """sum(p * |v|) per output element: what rounding errors of P and V cannot exceed, times u."""
+    """sum(p * |v|) per output element: what rounding errors of P and V cannot exceed, times u. Of a
+    result that is turned back, |v| is |a cos| + |b sin|: both sums that it is made of have errors
+    of their own."""
     deviation: Tensor
     """sqrt(sum((p * v)**2)): what independent rounding errors of P add up to, times u. The p of a
     row that is listed several times round alike; here they count as one, their sum."""
@@ -82,9 +87,17 @@ class Truth:
         )
 
     def attend_row(
-        self, row: int, q: Tensor, k: Tensor, v: Tensor, w: Weights, k_ids: Tensor
+        self,
+        row: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        w: Weights,
+        k_ids: Tensor,
+        v_sizes: Tensor | None = None,
     ) -> None:
         """Fill one row from q [H, D], k [n, H or 1, D], v [n, H or 1, d_v]; k_ids index k_scale.
+        v_sizes: |v| if None.
 
         einsum reads a 1 as all heads: |k| and v**2 of shared rows are computed once."""
         if not k.shape[0]:
@@ -106,10 +119,11 @@ class Truth:
             self.unsettled[row] = ~self.out[row].isfinite() & (reached == 0)
         self.lse[row] = lse
         self.max_logits[row] = scores.amax(-1)
-        self.magnitude[row] = torch.einsum("hn,nhv->hv", p, v.abs())
+        v_sizes = v.abs() if v_sizes is None else v_sizes
+        self.magnitude[row] = torch.einsum("hn,nhv->hv", p, v_sizes)
         together = p * _weight_of_row(p, k_ids)
         self.deviation[row] = torch.einsum("hn,nhv->hv", together, v**2).sqrt()
-        self.total_v[row] = v.abs().sum(dim=0)
+        self.total_v[row] = v_sizes.sum(dim=0)
         sizes = torch.einsum("hd,nhd->hn", q.abs(), k.abs()) * factor.abs()
         self.score_magnitude[row] = torch.where(scores.isfinite(), sizes, 0.0).amax(-1)
         self.keys[row] = k.shape[0]
@@ -205,8 +219,30 @@ def sparse(op: SparseOperands | AttendOperands) -> Truth:
             before += source.count
         k = torch.cat(parts)[:, None]
         v = k[:, :, : op.d_v]
-        truth.attend_row(row, op.q[row].double(), k, v, op.weights, torch.cat(ids))
+        sizes = None
+        if isinstance(op, AttendOperands) and op.turn_back is not None:
+            v, sizes = turned_back(v, op.turn_back, row)
+        truth.attend_row(row, op.q[row].double(), k, v, op.weights, torch.cat(ids), sizes)
     return truth
+
+
+def turned_back(v: Tensor, turn: TurnBack, token: int) -> tuple[Tensor, Tensor]:
+    """(v [n, 1, d_v] with its last columns turned by minus the angle of a token's position, the
+    sums of absolute values that it is made of).
+
+    >>> angle = TurnBack(torch.tensor([[0.0, 1.0]]), torch.tensor([0]))
+    >>> turned_back(torch.tensor([[[5.0, 1.0, 2.0]]]), angle, 0)
+    (tensor([[[ 5.,  2., -1.]]]), tensor([[[5., 2., 1.]]]))
+    """
+    cos, sin = (x[0].to(v.dtype) for x in turn.cos_sin(slice(token, token + 1)))
+    still = v.shape[-1] - turn.columns
+    a, b = v[..., still::2], v[..., still + 1 :: 2]
+    pairs = torch.stack([a * cos + b * sin, b * cos - a * sin], -1)
+    sizes = torch.stack([(a * cos).abs() + (b * sin).abs(), (b * cos).abs() + (a * sin).abs()], -1)
+    before = v[..., :still]
+    return torch.cat([before, pairs.flatten(-2)], -1), torch.cat(
+        [before.abs(), sizes.flatten(-2)], -1
+    )
 
 
 def merge(outs: list[Tensor], lses: list[Tensor]) -> tuple[Tensor, Tensor]:

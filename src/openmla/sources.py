@@ -1,4 +1,5 @@
-"""Where the rows of a query come from: `Listed` and `Span`, the sources of `mla_attend`.
+"""Where the rows of a query come from: `Listed` and `Span`, the sources of `mla_attend`; and how
+its results are turned back, `TurnBack`.
 
 A list names physical rows, one query at a time: what an indexer selected. A span is the positions
 begin … end-1 of one request, found through its block table: a sliding window, all compressed rows
@@ -12,6 +13,9 @@ What does not exist is ignored, as the tensors are on the device and nobody look
 launch: a list's negative entries, those past the rows and those at or past `lengths`; a span's
 positions before 0 or past its table, those whose page is none of the pool's, and every position of
 a request that the table does not have (-1 for padding).
+
+Rows that are K and V at once have their last columns turned by their own positions, and a weighted
+sum of them is turned likewise. `TurnBack` undoes that, for each query by its own position.
 """
 
 from __future__ import annotations
@@ -111,3 +115,42 @@ class Span:
 
 
 Source = Listed | Span
+
+
+@dataclass(frozen=True, eq=False)
+class TurnBack:
+    """Turns the last columns of every result back, by minus the angle of the query's position.
+
+    With n columns and their pairs (a, b) = columns (0, 1), (2, 3), ... of them, pair i becomes
+
+        a * cos_i + b * sin_i,  b * cos_i - a * sin_i
+
+    in the sums as they are, before these are rounded to the type of the output. cos_i and sin_i are
+    columns i and n/2 + i of the line of the table that the position names. A position that the
+    table does not have means an angle of 0: no memory outside the table is read.
+
+    >>> quarter = TurnBack(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([1, 0, 7]))
+    >>> quarter.cos_sin(slice(0, 3))[1].flatten().tolist()
+    [1.0, 0.0, 0.0]
+    """
+
+    table: Tensor
+    """fp32 [positions, n]: cosines of n/2 pairs, then their sines, what engines call cos_sin_cache;
+    n is the number of columns that turn."""
+    positions: Tensor
+    """int32 or int64 [total_q]: the line of the table that each query turns by."""
+
+    @property
+    def columns(self) -> int:
+        """How many columns turn."""
+        return self.table.shape[1]
+
+    def cos_sin(self, tokens: slice) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of some queries' pairs, [tokens, columns / 2] each."""
+        position = self.positions[tokens].long()
+        there = (position >= 0) & (position < self.table.shape[0])
+        half = self.columns // 2
+        lines = self.table.new_zeros(position.shape[0], self.columns)
+        lines[:, :half] = 1.0
+        lines[there] = self.table[position[there]]
+        return lines[:, :half], lines[:, half:]

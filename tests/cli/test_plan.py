@@ -104,6 +104,17 @@ def test_a_window_is_planned() -> None:
         assert refused.exit_code == 2 and "window: expected 0" in refused.output
 
 
+def test_results_that_are_turned_back_are_planned() -> None:
+    asked = ["--model", "deepseek-v4-flash", "--dtype", "fp8_584", "--page-size", "64"]
+    told = CliRunner().invoke(app, [*asked, "--turned-back", "64", "--verbose"])
+    assert told.exit_code == 0 and "64 columns turned back" in told.output
+    assert "simulated" in told.output and "hopper" in told.output
+    for wrong in (["--form", "scores"], ["--form", "dense"]):
+        asked = ["--model", "deepseek-v3.2", *wrong, "--turned-back", "64"]
+        refused = CliRunner().invoke(app, asked)
+        assert refused.exit_code == 2 and "turned_back: expected 0" in refused.output
+
+
 def test_a_model_without_an_indexer_is_refused():
     for model in ("deepseek-v3", "kimi-k3"):
         result = CliRunner().invoke(app, ["--model", model, "--form", "scores"])

@@ -33,6 +33,9 @@ CASES = {
         kinds=("span", "list"), pages=(16, 2), first=(65, 0), second=(30, 260), heads=8, seed=1
     ),
     "two lists, 128 heads": SourcesCase(first=(65,), second=(1,), heads=128, sink=False, seed=2),
+    "list of bf16 rows, turned back": SourcesCase(
+        kinds=("list",), formats=("bf16",), pages=(16,), first=(70, 0), heads=70, turned=64, seed=3
+    ),
 }
 
 
@@ -44,6 +47,8 @@ def given(op: AttendOperands) -> Iterator[torch.Tensor]:
         yield from (value for value in values if isinstance(value, torch.Tensor))
     if op.weights.sink is not None:
         yield op.weights.sink
+    if op.turn_back is not None:
+        yield from (op.turn_back.table, op.turn_back.positions)
 
 
 def where_they_lie(plan: Plan) -> Plan:
@@ -83,6 +88,7 @@ LARGE = {
         kinds=("span", "list"), pages=(16, 2), first=(65, 0), second=(30, 140), heads=8, seed=1
     ),
     "two lists, 70 heads": SourcesCase(first=(70,), second=(65,), heads=70, seed=2),
+    "two lists, turned back": SourcesCase(first=(70, 0), second=(65, 0), turned=64, seed=3),
 }
 
 

@@ -18,6 +18,7 @@ from openmla.lab.testing.executed.prepare import prepared_call
 from openmla.lab.testing.memory.poison import differences
 from openmla.lab.testing.simulate import plan_on
 from openmla.operands import AttendOperands
+from openmla.planning import Plan
 from two_sources import Setup, new_results, operands
 
 WINDOWS = {
@@ -43,6 +44,14 @@ SOURCES = {
 }
 
 
+TURNED = {
+    "one launch": Setup(
+        kinds=("span", "list"), first=(65, 0, 3), second=(3, 0, 70), pages=(64, 2), turned=64
+    ),
+    "few": Setup(first=(100, 0), second=(210, 0), turned=64, seed=1),
+}
+
+
 @pytest.mark.executed
 @pytest.mark.parametrize("name", WINDOWS)
 def test_windows(name: str) -> None:
@@ -63,23 +72,39 @@ def tensors_of(op: AttendOperands) -> Iterator[torch.Tensor]:
             yield from (source.block_table, source.request, source.begin, source.end)
     if op.weights.sink is not None:
         yield op.weights.sink
+    if op.turn_back is not None:
+        yield from (op.turn_back.table, op.turn_back.positions)
 
 
 @pytest.mark.executed
 @pytest.mark.parametrize("name", SOURCES)
 def test_rows_of_v41(name: str) -> None:
     op = operands(SOURCES[name])
+    check(op, plan_on("h200", op, new_results(op), 2), launches=3)
+
+
+@pytest.mark.executed
+@pytest.mark.parametrize("name", TURNED)
+def test_results_that_are_turned_back(name: str) -> None:
+    """In one launch of many rows, and in three of few queries."""
+    op, few = operands(TURNED[name]), name == "few"
+    chosen = plan_on("h200", op, new_results(op), 0 if few else 2)
+    assert (chosen.variant.few is not None) == few
+    check(op, chosen, launches=3 if few else 1)
+
+
+def check(op: AttendOperands, chosen: Plan, launches: int) -> None:
+    """The kernels of a plan, under every schedule: right, and always the same bits."""
     results = new_results(op)
-    chosen = plan_on("h200", op, results, 2)
     assert chosen.kernel_name == "attend"
     inputs = {x.untyped_storage().data_ptr() for x in tensors_of(op)}
     prepared = [prepared_call(call, "h200", inputs) for call in calls(chosen, op, results)]
-    assert len(prepared) == 3
+    assert len(prepared) == launches
     outcomes = []
     for schedule in SCHEDULES:
         results.out.fill_(torch.nan)
-        launches = Launches()
-        reports = [launch.run(schedule, launches) for launch in prepared]
+        made = Launches()
+        reports = [launch.run(schedule, made) for launch in prepared]
         assert [str(report) for report in reports if not report.ok] == []
         assert results.lse is not None
         outcomes.append(Outcome(results.out.clone(), results.lse.clone()))

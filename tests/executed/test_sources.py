@@ -26,6 +26,7 @@ CASES = {
     ),
     "V4's list and bf16 list": SourcesCase(**ROWS, formats=("fp8_584", "bf16"), seed=4),
     "span": SourcesCase(kinds=("span",), first=(65, 0, 150), pages=(64,), seed=5),
+    "list, turned back": SourcesCase(kinds=("list",), first=(65, 0, 3), turned=64, seed=7),
 }
 
 
@@ -38,6 +39,8 @@ def tensors_of(op: AttendOperands) -> list[torch.Tensor]:
             found += [source.indices, *([] if source.lengths is None else [source.lengths])]
         else:
             found += [source.block_table, source.request, source.begin, source.end]
+    if op.turn_back is not None:
+        found += [op.turn_back.table, op.turn_back.positions]
     return found
 
 

@@ -57,6 +57,10 @@ SETUPS = {
     "many": MANY,
     "many, spans": replace(MANY, kinds=("span", "span"), pages=(64, 2), seed=6),
     "many, 128 heads": replace(MANY, kinds=("span", "list"), heads=128, seed=7),
+    "span and list, turned back": replace(EDGES, kinds=("span", "list"), turned=64, seed=12),
+    "one list, turned back": replace(MANY, kinds=("list",), turned=64, seed=13),
+    "bf16, turned back": replace(MANY, formats=("bf16", "bf16"), pages=(24, 2), turned=64, seed=14),
+    "decode, turned back": replace(DECODE, kinds=("span", "list"), turned=64, seed=15),
 }
 
 
@@ -118,7 +122,8 @@ def test_a_prompt(kinds: tuple[str, str]) -> None:
 
 
 def public(op: AttendOperands, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    given = {"scale": op.weights.scale, "sink": op.weights.sink, "out": out}
+    weights = {"scale": op.weights.scale, "sink": op.weights.sink}
+    given = {**weights, "turn_back": op.turn_back, "out": out}
     return openmla.mla_attend(op.q, list(op.sources), return_lse=True, **given)
 
 
@@ -127,7 +132,10 @@ def elsewhere(op: AttendOperands) -> AttendOperands:
     return on_device(op, DEVICE)
 
 
-@pytest.mark.parametrize("name", ["decode", "span and list", "two spans", "many", "bf16"])
+@pytest.mark.parametrize(
+    "name",
+    ["decode", "span and list", "two spans", "many", "bf16", "decode, turned back"],
+)
 def test_repeated_calls_at_other_addresses(name: str) -> None:
     """The second is launched without being planned; `out` may be the caller's."""
     op = on_device(operands(SETUPS[name]), DEVICE)

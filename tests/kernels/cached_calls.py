@@ -153,6 +153,13 @@ def attend_v4(
     return partial(openmla.mla_attend, q, sources, scale=0.1, **options)
 
 
+def turned(made: Callable[..., Any], tokens: int = 99, dtype: Any = torch.int64) -> Any:
+    """A call whose results are turned back, by a table with gaps."""
+    table = torch.zeros(50, 72)[:, :64]
+    positions = torch.zeros(tokens, dtype=dtype)
+    return partial(made, tokens=tokens, turn_back=openmla.TurnBack(table, positions))
+
+
 def index_pool(pages: int, page: int = 64) -> IndexCache:
     return IndexCache.allocate(num_pages=pages, page_size=page)
 
@@ -260,6 +267,10 @@ CALLS: dict[str, tuple[Callable[..., Callable[..., Any]], dict[str, Any], int]] 
     "attend, two lists": (attend_v4, {"kinds": "list list", "lengths": True, **LSE}, 1),
     "attend, two spans": (attend_v4, {"kinds": "span span", **HOPPER}, 1),
     "attend, pools once": (attend_v4, {"tokens": 999, **HOPPER, **LSE}, 3),
+    "attend, turned back": (turned(attend_v4), {**HOPPER, **LSE}, 1),
+    "attend, one list, turned back": (turned(attend_v4, 7), {"kinds": "list", **HOPPER}, 1),
+    "attend, few, turned back": (turned(attend_v4, 2, torch.int32), {**HOPPER, **LSE}, 3),
+    "portable attend, turned back": (turned(attend, 9, torch.int32), {**PORTABLE}, 1),
     "attend, few": (attend_v4, {"tokens": 2, **HOPPER, **LSE}, 3),
     "attend, few, two spans": (attend_v4, {"tokens": 2, "kinds": "span span", **HOPPER}, 3),
     "sparse, fp16": (sparse, {"dtype": torch.float16}, 1),

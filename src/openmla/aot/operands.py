@@ -43,7 +43,7 @@ from openmla.operands import (
 )
 from openmla.planning.problems import AnyProblem
 from openmla.problem import Problem, RowSource
-from openmla.sources import Listed, Source, Span
+from openmla.sources import Listed, Source, Span, TurnBack
 
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 PAGE = 64  # of a cache whose problem names no page size
@@ -119,9 +119,9 @@ def operands_of(
     )
     if problem.form == "dense":
         return _dense(zeros, problem, q, weights), results
-    if problem.form == "sparse" and (problem.span or problem.second):
+    if problem.is_attend:
         sources = tuple(_source(zeros, problem, source, page_gap) for source in problem.sources)
-        return AttendOperands(q, sources, problem.d_v, weights), results
+        return AttendOperands(q, sources, problem.d_v, weights, _turn_back(zeros, problem)), results
     if problem.form == "sparse":
         listed = _source(zeros, problem, problem.sources[0], page_gap)
         assert isinstance(listed, Listed)
@@ -134,6 +134,14 @@ def operands_of(
     flags = problem.causal, problem.d_v, weights, problem.invariant, problem.window
     op = LatentOperands(q, cache, table, lengths, cu, *flags)
     return op, results
+
+
+def _turn_back(zeros: _Zeros, problem: Problem) -> TurnBack | None:
+    """Angles of one position, and positions as engines have them."""
+    if not problem.turned_back:
+        return None
+    positions = torch.zeros(problem.total_q, dtype=torch.int64, device=zeros.device)
+    return TurnBack(zeros("fp32", 1, problem.turned_back), positions)
 
 
 def _source(zeros: _Zeros, problem: Problem, source: RowSource, page_gap: int) -> Source:

@@ -28,7 +28,7 @@ from openmla.cached import MADE, wanted, with_extras
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.planning import BACKENDS
 from openmla.problem import Backend
-from openmla.sources import Listed, Source, Span
+from openmla.sources import Listed, Source, Span, TurnBack
 
 __all__ = ["mla_attend", "mla_prefill", "mla_prefill_latent", "mla_prefill_sparse"]
 
@@ -555,6 +555,7 @@ def mla_attend(
     scale: float,
     sink: Tensor | None = None,
     d_v: int | None = None,
+    turn_back: TurnBack | None = None,
     out: Tensor | None = None,
     return_lse: bool = False,
     backend: Backend = "auto",
@@ -567,8 +568,8 @@ def mla_attend(
         Span(cache, block_table, request, begin, end)       positions begin … end-1 of a request
 
     each with its own format, page size and strides (openmla.sources has their fields). One Listed
-    source is `mla_prefill_sparse`, bit for bit. Returns out [total_q, H, d_v], with return_lse also
-    lse over all rows.
+    source without `turn_back` is `mla_prefill_sparse`, bit for bit. Returns out [total_q, H, d_v],
+    with return_lse also lse over all rows.
 
     Args:
         q: [total_q, H, latent + rope]; H from 1 to 128.
@@ -576,6 +577,9 @@ def mla_attend(
         scale: a factor for all scores.
         sink: fp32 [H]: one more term exp(sink) in each head's denominator, once for both sources.
         d_v: how many leading columns of a row are V: all but the rope of a cache, 512 of a tensor.
+        turn_back: a TurnBack(table, positions): the last columns of every result are turned back
+            by the angle of its query's position, before they are rounded. Rows of DeepSeek-V4 are
+            turned by theirs, and V with K. None: results are left as they are.
         out: where to write the result, [total_q, H, d_v], in its dtype or in fp32; made if None.
         return_lse: also return lse, fp32 [total_q, H]: natural log, without the sink.
         backend: "auto" takes the best kernel of the chip; another name takes that one or raises.
@@ -597,17 +601,19 @@ def mla_attend(
     """
     if cached.any_kept() and type(sources) in (list, tuple):
         parts = _attend_parts(sources)
+        turn = _turn_parts(turn_back)
         width = d_v if d_v is not None else _latent_width(sources)
-        if parts is not None:
+        if parts is not None and turn is not None:
             made = MADE if out is None else out
             done = cached.run(
-                "attend", (q, *parts, sink, scale, width, backend, made, wanted(return_lse))
+                "attend", (q, *parts, *turn, sink, scale, width, backend, made, wanted(return_lse))
             )
             if done is not None:
                 return with_extras(*done)
     q = checks.queries(q)
     checked, width = checks.row_sources(sources, q, d_v)
-    if len(checked) == 1 and isinstance(checked[0], Listed):
+    turned = checks.turn_back(turn_back, q, width)
+    if len(checked) == 1 and isinstance(checked[0], Listed) and turned is None:
         only = checked[0]
         return mla_prefill_sparse(
             q,
@@ -626,10 +632,13 @@ def mla_attend(
     checks.no_gradients(q=q, sink=sink)
     for i, source in enumerate(checked):
         checks.no_gradients(**{f"sources[{i}].rows": source.rows})
+    if turned is not None:
+        checks.no_gradients(**{"turn_back.table": turned.table})
     out, lse = _outputs(q, width, out, return_lse)
     torch.ops.openmla.attend(
         q,
         *(_attend_parts(checked) or ()),
+        *(_turn_parts(turned) or ()),
         sink,
         factor,
         width,
@@ -665,6 +674,13 @@ def _source_parts(source: object) -> tuple[Any, ...] | None:
     rows = source.rows
     stored = _cache_parts(rows) if type(rows) is LatentCache else (rows, None, "", 0)
     return (*stored, *ways)
+
+
+def _turn_parts(turn_back: object) -> tuple[Any, Any] | None:
+    """The table and the positions as the operator takes them; None where it is no TurnBack."""
+    if turn_back is None:
+        return None, None
+    return (turn_back.table, turn_back.positions) if type(turn_back) is TurnBack else None
 
 
 def _latent_width(sources: Sequence[object]) -> int:

@@ -9,6 +9,7 @@ from typing import Required, TypedDict
 from torch import Tensor
 
 from openmla.problem import Backend
+from openmla.sources import TurnBack
 
 
 class CallOptions(TypedDict, total=False):
@@ -58,5 +59,6 @@ class AttendOptions(TypedDict, total=False):
     scale: Required[float]
     sink: Tensor | None
     d_v: int | None
+    turn_back: TurnBack | None
     out: Tensor | None
     backend: Backend

@@ -42,6 +42,7 @@ def plan_command(
     form: Annotated[str, typer.Option(help=FORM_HELP)] = "",
     ratio: Annotated[int | None, typer.Option(help=RATIO_HELP)] = None,
     window: Annotated[int, typer.Option(help="keys that a query sees at most; 0: all")] = 0,
+    turned_back: Annotated[int, typer.Option(help="columns of results that are turned back")] = 0,
     backend: Annotated[str, typer.Option(help="one kernel family, never replaced")] = "auto",
     world: Annotated[int, typer.Option(help="ranks that share the tokens")] = 1,
     layout: Annotated[str, typer.Option(help="how they do: zigzag or contiguous")] = "zigzag",
@@ -55,7 +56,8 @@ def plan_command(
     writable_file("html", html)
     try:
         problem = posed(model, tokens, context, tp, page_size, dtype, form, ratio)
-        problem = _with_window(problem, window)
+        problem = _with_option(problem, "window", window)
+        problem = _with_option(problem, "turned_back", turned_back)
         shard = split([tokens], world, 0, cast(Layout, layout), cached=[max(context - tokens, 0)])
         chosen = plan(_of_one_rank(problem, shard), target, cast(Backend, backend))
     except InvalidArgument as error:
@@ -116,13 +118,13 @@ def posed(
     )
 
 
-def _with_window(problem: AnyProblem, window: int) -> AnyProblem:
-    """The problem where a query sees so many keys; 0: all."""
-    if not window:
+def _with_option(problem: AnyProblem, name: str, value: int) -> AnyProblem:
+    """The problem with an option of attention; 0: without."""
+    if not value:
         return problem
     if not isinstance(problem, Problem):
-        raise InvalidArgument("window", "0: a step of the indexer has none", window)
-    return replace(problem, window=window)
+        raise InvalidArgument(name, "0: a step of the indexer has none", value)
+    return Problem(**{**problem.to_json(), name: value})
 
 
 def _question(model: Model, target: str, problem: AnyProblem, tokens: int, keys: int) -> str:

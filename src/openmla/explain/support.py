@@ -79,6 +79,9 @@ FEATURES: dict[str, AnyProblem] = {
     "sparse 512+64, fp8 throughout": replace(_SPARSE, page_size=0, **_FP8),
     "sparse 512+0, bf16": replace(_SPARSE, d_rope=0, rope="none"),
     "window and list 512+0, fp8_584 (DeepSeek-V4)": replace(_WINDOW, second=_ENTRIES),
+    "window and list 512+0, fp8_584, `turn_back`": replace(
+        _WINDOW, second=_ENTRIES, turned_back=64
+    ),
     "window and list 512+0, fp8_584, pools of a million rows": replace(
         _WINDOW, total_k=1 << 20, second=replace(_ENTRIES, total_k=1 << 20)
     ),

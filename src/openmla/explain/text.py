@@ -36,7 +36,7 @@ def short_text(chosen: Plan, asked: str, more: Iterable[tuple[str, str]] = ()) -
     form = str(problem.form)
     if isinstance(problem, BackwardProblem):
         form = problem.forward.form
-    if isinstance(problem, Problem) and (problem.span or problem.second):
+    if isinstance(problem, Problem) and problem.is_attend:
         form = "attend"
     kernel = f"{chosen.backend} {chosen.kernel_name}, {follows(chosen.backend, chosen.kernel_name)}"
     lines = [

@@ -152,7 +152,7 @@ def predict(chosen: Plan) -> Prediction | None:
     pages = chosen.problem.form == "latent" and chosen.backend == "hopper"
     if chosen.backend not in CHIPS or not chosen.runs_today or pages:
         return None
-    if chosen.problem.span or chosen.problem.second is not None:
+    if chosen.problem.is_attend:
         return None  # how long a span is only the device knows, and two sources are no one loop
     if chosen.backend == "hopper" and _waits_for_loads(chosen):
         return None

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from openmla.errors import Unsupported
 from openmla.kept import kept
+from openmla.sources import TurnBack
 
 MOST_KEPT = 64
 """Embeddings and devices: a model has a few."""
@@ -130,7 +131,8 @@ class Rope:
         """x [tokens, heads, columns] with its last `width` columns turned, each where it was.
 
         Rows of DeepSeek-V4 are K and V at once, so that attention's result is turned like V:
-        `back=True` undoes it, at the query's own position.
+        `back=True` undoes it, at the query's own position. `mla_attend` does that itself, before it
+        rounds, if it is given a `TurnBack`.
 
         Args:
             x: [tokens, heads, columns].
@@ -171,6 +173,20 @@ def turn_tail(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     a, b = x[..., still::2].float(), x[..., still + 1 :: 2].float()
     turned = torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2)
     return torch.cat([x[..., :still], turned.to(x.dtype)], dim=-1)
+
+
+def turns_back(cos: Tensor, sin: Tensor) -> TurnBack:
+    """What turns results back that `turn_tail` would turn back by cos and -sin: for `mla_attend`.
+
+    Args:
+        cos: [..., pairs], a line for each query.
+        sin: likewise.
+
+    >>> turns_back(torch.zeros(3, 1), torch.ones(3, 1)).table.shape
+    torch.Size([3, 2])
+    """
+    table = torch.cat([cos, sin], dim=-1).flatten(0, -2).float()
+    return TurnBack(table, torch.arange(len(table), dtype=torch.int32, device=table.device))
 
 
 def _m(factor: float, scale: float) -> float:

@@ -32,6 +32,7 @@ MEANING: dict[Word, str] = {
     "portable": "plain Triton for any GPU, compiled for this chip, not tuned on it",
 }
 WINDOW = "window"
+TURNED_BACK = "results that are turned back"
 WIDE_GRADIENTS = "gradients of 256 columns"
 WIDE_V = 256
 V41_ROWS = tuple(rows.name for rows in (V41, V41_SPLIT, V41_FP4, V41_FP4_SPLIT))
@@ -54,6 +55,7 @@ NEVER_RUN = {
     ("hopper", "sparse", "fp8_584"),
     ("hopper", "latent", "fp8_584"),
     ("hopper", "backward", WIDE_GRADIENTS),
+    ("hopper", "attend", TURNED_BACK),
     *(("hopper", "latent", rows) for rows in V41_ROWS),
 }
 """Family, kernel and a form of problem that a measured kernel serves, but did not when it ran. Of
@@ -80,7 +82,8 @@ FOLLOWS = {
 
 def forms_of(problem: AnyProblem) -> frozenset[str]:
     """What a problem asks for that a kernel may have learned after it was measured: the types of
-    the rows or index keys that it reads, a window, and gradients of V with 256 columns.
+    the rows or index keys that it reads, a window, results that are turned back, and gradients of
+    V with 256 columns.
 
     >>> from openmla.problem import Problem, RowSource
     >>> sizes = {"heads": 16, "d_nope": 512, "d_rope": 0, "d_v": 512}
@@ -93,6 +96,8 @@ def forms_of(problem: AnyProblem) -> frozenset[str]:
     rows |= {key for key in [getattr(problem, "key_dtype", "")] if key}
     if getattr(problem, "window", 0):
         rows.add(WINDOW)
+    if getattr(problem, "turned_back", 0):
+        rows.add(TURNED_BACK)
     if isinstance(problem, BackwardProblem) and problem.d_v == WIDE_V:  # GLM-5
         rows.add(WIDE_GRADIENTS)
     return frozenset(rows)

@@ -16,6 +16,7 @@ from torch import Tensor
 from kernels.portable import interpreter
 from openmla import LatentCache, Listed, Span, reference
 from openmla.kernels.portable import launch
+from openmla.lab.testing.sources import SourcesCase, turn_back_of
 from openmla.operands import AttendOperands, Results, Weights
 from openmla.planning import plan
 
@@ -66,22 +67,28 @@ KINDS = {"list": listed, "span": span}
 PAIRS = [("span", "list"), ("list", "span"), ("list", "list"), ("span", "span"), ("span", "")]
 FORMATS = [("fp8_584", "fp8_584", 2), ("bf16", "fp8_584", 5), ("fp8_block64", "bf16", 8)]
 CASES = [
-    *product(PAIRS, FORMATS),
-    (("span", "list"), ("fp8_528_v41_split", "fp4_288_split", 4)),
-    (("list", "span"), ("fp4_288", "fp8_528_v32", 2)),
-    (("list", "list"), ("fp8_528_v41", "fp4_288", 5)),
+    *((*pair, 0) for pair in product(PAIRS, FORMATS)),
+    (("span", "list"), ("fp8_528_v41_split", "fp4_288_split", 4), 0),
+    (("list", "span"), ("fp4_288", "fp8_528_v32", 2), 0),
+    (("list", "list"), ("fp8_528_v41", "fp4_288", 5), 0),
+    (("span", "list"), ("fp8_584", "fp8_584", 2), 64),
+    (("list", ""), ("bf16", "", 5), 30),
+    (("list", ""), ("fp8_584", "", 2), 512),
 ]
 
 
-def check(kinds: tuple[str, str], formats: tuple[str, str, int], seed: int) -> str:
-    """What is wrong; empty if nothing is."""
+def check(kinds: tuple[str, str], formats: tuple[str, str, int], turned: int, seed: int) -> str:
+    """What is wrong; empty if nothing is. turned: columns of results that are turned back."""
     generator = torch.Generator().manual_seed(seed)
     sizes = formats[2], 3
     pairs = zip(kinds, formats[:2], sizes, strict=True)
     sources = tuple(KINDS[k](f, size, generator) for k, f, size in pairs if k)
     q = torch.randn(TOKENS, 5, 512, generator=generator).bfloat16()
     sink = torch.tensor([0.5, -torch.inf, torch.inf, 3.0, 0.0])
-    op = AttendOperands(q, sources, 512, Weights(0.05, sink))
+    turn = None
+    if turned:
+        turn = turn_back_of(SourcesCase(first=(1,) * TOKENS, turned=turned, seed=seed), True)
+    op = AttendOperands(q, sources, 512, Weights(0.05, sink), turn)
     out = torch.full((TOKENS, 5, 512), torch.nan, dtype=torch.bfloat16)
     results = Results(out, torch.full((TOKENS, 5), torch.nan))
     chosen = plan(op.problem(results), "h200", backend="portable")
@@ -110,10 +117,10 @@ def main() -> int:
         spec.loader.exec_module(changed)
         launch.attend_kernel = changed.attend_kernel
     failed = 0
-    for seed, (kinds, formats) in enumerate(CASES):
-        wrong = check(kinds, formats, seed)
+    for seed, (kinds, formats, turned) in enumerate(CASES):
+        wrong = check(kinds, formats, turned, seed)
         failed += bool(wrong)
-        print(*kinds, *formats, wrong or "ok", flush=True)
+        print(*kinds, *formats, turned, wrong or "ok", flush=True)
     return failed
 
 

@@ -25,6 +25,15 @@ DEFECTS = {
     "rows past the pool count": ("(index < pages * page_size)", "(index <= pages * page_size)"),
     "the second source is left out": ("if KIND_1 > 0:", "if KIND_1 > 7:"),
     "scales of another row": ("+ place * scale_stride_t", "+ place * data_stride_t * 0"),
+    "turned on": ("b * sin), a)", "-(b * sin)), a)"),
+    "columns of a pair are exchanged": ("a, b = tl.split(", "b, a = tl.split("),
+    "the first columns turn": ("- (D_V - TURNED) // 2", ""),
+    "the position of the first query": ("positions_ptr + token", "positions_ptr"),
+    "positions are not checked": ("(position < angle_lines)", "(position < 2 * angle_lines)"),
+    "negative positions turn": ("(position >= 0) & (position", "(position > -9) & (position"),
+    "sines lie where cosines do": ("line + TURNED // 2 + pair", "line + pair"),
+    "one column more turns": ("(pair < TURNED // 2)", "(pair < TURNED // 2 - 1)"),
+    "empty rows turn": ("tl.where(empty[:, None], 0.0, turned)", "turned"),
 }
 
 
@@ -50,7 +59,7 @@ def test_cases_pass():
     """The kernel itself, judged by the cases of interpreted_attend.py."""
     run = interpreted(str(place()))
     lines = run.stdout.splitlines()
-    assert run.returncode == 0 and len(lines) == 18, run.stderr[-2000:]
+    assert run.returncode == 0 and len(lines) == 21, run.stderr[-2000:]
     assert all(line.endswith(" ok") for line in lines)
 
 

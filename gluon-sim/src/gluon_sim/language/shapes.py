@@ -69,8 +69,9 @@ def range(*bounds: Any, **_: Any) -> Iterator[Tensor]:
 
 
 def convert_layout(x: Tensor, layout: Any = None, **_: Any) -> Tensor:
-    """Layouts carry no values; only the cluster split of the new one is kept."""
-    if x.split is not None and _split(layout) != x.split:
+    """Layouts carry no values; only the cluster split of the new one is kept. A layout that was
+    inferred is not known here: it splits as the value that it was inferred from."""
+    if x.split is not None and layout is not None and _split(layout) != x.split:
         x.require_whole("a layout conversion")
     return Tensor(x.value, x.dtype, x.split, layout)
 
@@ -101,16 +102,19 @@ def permute(x: Tensor, order: Sequence[int]) -> Tensor:
 
 
 def split(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The two halves of a last axis of extent 2."""
-    x.require_whole("a split")
-    value = x.value
-    return Tensor(value[..., 0], x.dtype), Tensor(value[..., 1], x.dtype)
+    """The two halves of a last axis of extent 2, which a cluster does not split."""
+    if x.split == -1:
+        x.require_whole("a split")
+    value, split = x.value, None if x.split is None else x.split + 1
+    return Tensor(value[..., 0], x.dtype, split), Tensor(value[..., 1], x.dtype, split)
 
 
 def join(x: Tensor, y: Tensor) -> Tensor:
     """The inverse of `split`."""
-    x.require_whole("a join")
-    return Tensor(np.stack([x.value, y.value], -1), dtypes.promote(x.dtype, y.dtype))
+    if x.split != y.split:
+        x.require_whole("a join with a value that is not split alike")
+    split = None if x.split is None else x.split - 1
+    return Tensor(np.stack([x.value, y.value], -1), dtypes.promote(x.dtype, y.dtype), split)
 
 
 def _pair(x: Any, y: Any) -> tuple[Tensor, Any]:

@@ -31,7 +31,7 @@ from openmla.integrations.transformers import seam
 from openmla.integrations.transformers.attention import has_effect
 from openmla.integrations.transformers.forms import in_autocast
 from openmla.integrations.transformers.masks import selected
-from openmla.nn.rope import turn_tail
+from openmla.nn.rope import turn_tail, turns_back
 
 NAME = "openmla_compressed"
 CLASS = "DeepseekV4Attention"
@@ -202,9 +202,13 @@ def _attended(
         elif rows.shape[1]:
             sources += [_first(rows, position_ids, tokens, self.compressor.compress_rate)]
     out = openmla.mla_attend(
-        q.flatten(0, 1), sources, scale=self.scaling, sink=self.sinks.float(), d_v=self.head_dim
+        q.flatten(0, 1),
+        sources,
+        scale=self.scaling,
+        sink=self.sinks.float(),
+        d_v=self.head_dim,
+        turn_back=turns_back(*(x[:, :, 0].expand(batch, -1, -1) for x in (cos, sin))),
     )
-    out = turn_tail(out.view(q.shape), cos, -sin)
     grouped = out.reshape(batch, tokens, self.config.o_groups, -1)
     projected: Tensor = self.o_b_proj(self.o_a_proj(grouped).flatten(2))
     return projected

@@ -299,6 +299,7 @@ _SOURCES = {
     "has_q_scale": OneOf(False),
     _ROW_WIDTHS: OneOf(_V4_COLUMNS),
     "heads": _HEADS,
+    "turned_back": OneOf(0, 64),
     DTYPES: OneOf(*_ROWS_BF16, ("bf16", *[V4.name] * 3)),
     "rope": OneOf("none"),
     "page_size": Range(0, MOST_PAGE_ROWS),
@@ -318,7 +319,7 @@ _ALL_OF_V4: Mapping[Field, Allowed] = {
     "second": Second({**SECOND, "kv_dtype": OneOf(V4.name), "page_size": Range(0, MOST_PAGE_ROWS)}),
 }
 _SEVERAL: Limit[Problem] = Limit(
-    lambda p: p.span or joins(p),
+    lambda p: p.is_attend or joins(p),
     lambda p: "one list of rows: kernel sparse serves it",
 )
 _ROWS_KERNELS = (

@@ -104,7 +104,7 @@ def _dense_block(block: DenseBlock, problem: Problem) -> Block:
 def _gathered(problem: Problem) -> str:
     if problem.form == "latent":
         return "pages"
-    return "sources" if problem.span or problem.second is not None else "indices"
+    return "sources" if problem.is_attend else "indices"
 
 
 def _sparse(problem: Problem, target: Target) -> MlaSparse16:
@@ -191,6 +191,7 @@ _SOURCES = {
     "fp32_out": OneOf(False),
     "d_rope": OneOf(0),
     ("d_nope", "d_v"): OneOf((512, 512)),
+    "turned_back": OneOf(0, 64),
     DTYPES: OneOf(*alike("bf16"), _V4_ROWS),
     "span": YES_OR_NO,
     "second": Second(
@@ -202,7 +203,7 @@ _SOURCES = {
     ),
 }
 _SEVERAL: Limit[Problem] = Limit(
-    lambda p: p.span or p.second is not None,
+    lambda p: p.is_attend,
     lambda p: "one list of rows: kernel sparse serves it",
 )
 

@@ -38,6 +38,7 @@ EVERYTHING = Serves(
         "page_size": ANY,
         "topk": ANY,
         "window": ANY,
+        "turned_back": ANY,
         "second": Second({**SECOND, "kv_dtype": _STORED}),
         **LENGTHS,
         **either("causal", "has_k_start", "has_topk_lengths", "has_sink", "has_q_scale", "span"),

@@ -133,14 +133,28 @@ def _store(
     if not parts:
         return
     rows = merge(parts, op.weights.sink)
-    results.write(run.tokens, *rows)
+    results.write(run.tokens, *turned_back(op, run.tokens, rows))
     if is_finite(rows.out):
         return
     # Huge values overflowed, or a row holds Inf or NaN: rare enough to look only afterwards.
     for i in (~torch.isfinite(rows.out).flatten(1).all(1)).nonzero()[:, 0].tolist():
         one = run.alone(i)
         wild = [_attend(op, work, one, blocks, False) for blocks in _ranges(config, op, one)]
-        results.write(one.tokens, *merge(wild, op.weights.sink))
+        again = merge(wild, op.weights.sink)
+        results.write(one.tokens, *turned_back(op, one.tokens, again))
+
+
+def turned_back(op: Sparse, tokens: slice, rows: Finished) -> Finished:
+    """Rows of tokens with their last columns turned back, if the call asks for it."""
+    turn = op.turn_back if isinstance(op, AttendOperands) else None
+    if turn is None:
+        return rows
+    cos, sin = (x.unsqueeze(1) for x in turn.cos_sin(tokens))
+    still = rows.out.shape[-1] - turn.columns
+    a, b = rows.out[..., still::2], rows.out[..., still + 1 :: 2]
+    pairs = torch.stack([a * cos + b * sin, b * cos - a * sin], dim=-1).flatten(-2)
+    pairs.masked_fill_((rows.lse == -torch.inf).unsqueeze(-1), 0.0)  # +0, whatever the angle is
+    return rows._replace(out=torch.cat([rows.out[..., :still], pairs], dim=-1))
 
 
 def _attend(

@@ -129,7 +129,7 @@ def _dense_bf16_lines(config: HopperDenseConfig, problem: Problem) -> list[str]:
 
 
 def _latent(problem: Problem, target: Target) -> HopperLatentConfig:
-    several = problem.span or problem.second is not None
+    several = problem.is_attend
     formats = [source.kv_dtype for source in problem.sources]
     config = select_hopper_latent_config(
         heads=problem.heads,
@@ -164,7 +164,7 @@ def _cache_read(problem: Problem, config: HopperLatentConfig) -> CacheRead:
     rows, width = problem.total_k, problem.d_qk
     if config.few:
         return read_once(problem.total_q * problem.most_rows, width)
-    if problem.span or problem.second:
+    if problem.is_attend:
         return sources_read(problem, config.row_blocks, config.sm_count)
     if problem.window:
         return read_once(problem.total_q * problem.window, width)  # few rows of a request
@@ -290,7 +290,7 @@ _ONCE_FITS: Limit[Problem] = Limit(
     lambda p: f"a workspace of dequantized pools of {_once_bytes(p)} bytes > {DEQUANTIZED_CAP}",
 )
 _SEVERAL: Limit[Problem] = Limit(
-    lambda p: p.span or p.second is not None,
+    lambda p: p.is_attend,
     lambda p: "one list of rows: kernel sparse serves it",
 )
 # Windows are not split: so many keys are those of a short request.
@@ -450,6 +450,7 @@ HOPPER = Family(
                 ),
                 "causal": YES_OR_NO,
                 "has_topk_lengths": YES_OR_NO,
+                "turned_back": OneOf(0, 64),
             },
             _SEVERAL,
             _COUNTED,

@@ -6,7 +6,7 @@
 | a source | KIND 1: a list of rows; 2: a span, positions of a request's pages; 0: none |
 | Q tile | [BM, LATENT] + [BM, ROPE], read once |
 | a step reads | BN entries of a list or of a block table, then those rows (row_block.py) |
-| writes | out, lse |
+| writes | out, lse; where results are turned back, the last columns of out are |
 
 Sources have their own format (ROW), page size and strides; the page size is a number of the launch,
 not of the compiled kernel: pages of 2, 64 and 256 rows share one. One list alone is sparse.py's.
@@ -27,7 +27,7 @@ from openmla.kernels.portable.tiles import cut
 
 LIST = tl.constexpr(1)
 SPAN = tl.constexpr(2)
-COUNTS = ["factor", "heads", "head_blocks"]
+COUNTS = ["factor", "heads", "head_blocks", "angle_lines"]
 COUNTS += [f"{name}_{i}" for name in ("entries", "lines", "pages", "page_size") for i in (0, 1)]
 
 
@@ -124,6 +124,35 @@ def take_source(
     return state
 
 
+@triton.jit
+def turned_back(
+    out,
+    empty,
+    angles_ptr,
+    position_ptr,
+    angle_lines,
+    angles_stride,
+    D_V: tl.constexpr,
+    TURNED: tl.constexpr,
+):
+    """Rows of out with the last TURNED of their D_V columns turned by minus the angle of a token's
+    position, but for `empty` rows; by 0 where the table of angles does not have the position."""
+    ROWS: tl.constexpr = out.shape[0]
+    COLUMNS: tl.constexpr = out.shape[1]
+    position = tl.load(position_ptr)
+    there = (position >= 0) & (position < angle_lines)
+    line = angles_ptr + tl.where(there, position, 0).to(tl.int64) * angles_stride
+    pair = tl.arange(0, COLUMNS // 2) - (D_V - TURNED) // 2
+    turns = (pair >= 0) & (pair < TURNED // 2)
+    cos = tl.load(line + pair, mask=turns & there, other=1.0)
+    sin = tl.load(line + TURNED // 2 + pair, mask=turns & there, other=0.0)
+    a, b = tl.split(tl.reshape(out, [ROWS, COLUMNS // 2, 2]))
+    turned_a = tl.where(turns, tl.fma(a, cos, b * sin), a)
+    turned_b = tl.where(turns, tl.fma(b, cos, -(a * sin)), b)
+    turned = tl.reshape(tl.join(turned_a, turned_b), [ROWS, COLUMNS])
+    return tl.where(empty[:, None], 0.0, turned)
+
+
 @triton.jit(do_not_specialize=COUNTS)
 def attend_kernel(
     q_ptr,
@@ -144,9 +173,13 @@ def attend_kernel(
     out_ptr,
     lse_ptr,
     sink_ptr,
+    angles_ptr,
+    positions_ptr,
     factor,
     heads,
     head_blocks,
+    angle_lines,
+    angles_stride,
     entries_0,
     lines_0,
     pages_0,
@@ -184,10 +217,12 @@ def attend_kernel(
     ROW_1: tl.constexpr,
     TWO_TERMS: tl.constexpr,
     BRANCH: tl.constexpr,
+    TURNED: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
 ):
-    """One token and BM of its heads; see the top of the file."""
+    """One token and BM of its heads; see the top of the file. TURNED: columns of out that are
+    turned back, 0 for none."""
     program = tl.program_id(0)
     token = (program // head_blocks).to(tl.int64)
     head = program % head_blocks * BM + tl.arange(0, BM)
@@ -287,6 +322,17 @@ def attend_kernel(
     if sink_ptr is not None:
         sink = tl.load(sink_ptr + head, mask=head_ok, other=0.0)
     out, lse = normalize(state.acc, state.row_max, tl.sum(state.row_sum, 1), sink)
+    if TURNED > 0:
+        out = turned_back(
+            out,
+            lse == MINUS_INF,
+            angles_ptr,
+            positions_ptr + token,
+            angle_lines,
+            angles_stride,
+            D_V,
+            TURNED,
+        )
     out_row = out_ptr + token * out_stride_t + (head * tl.cast(out_stride_h, tl.int64))[:, None]
     tl.store(
         out_row + column[None, :],

@@ -73,11 +73,13 @@ _ROWS_ALIKE: Limit[Problem] = Limit(
 )
 # The kernel of several sources counts positions and rows in 32 bits, up to a block past the last.
 _COUNTED: Limit[Problem] = Limit(
-    lambda p: (
-        not (p.span or p.second)
-        or all(max(x.most_rows, x.total_k) < 2**31 - 256 for x in p.sources)
-    ),
+    lambda p: not p.is_attend or all(max(x.most_rows, x.total_k) < 2**31 - 256 for x in p.sources),
     lambda p: "several sources or spans of 2^31 - 256 positions or rows: fewer are counted",
+)
+# Pairs of neighbors are taken apart from the first column on.
+_PAIRS: Limit[Problem] = Limit(
+    lambda p: not (p.turned_back and p.d_v % 2),
+    lambda p: f"turned_back with d_v {p.d_v}: an even number of columns is served",
 )
 _SERVED = Serves(
     {
@@ -100,8 +102,9 @@ _SERVED = Serves(
         **either("causal", "has_k_start", "has_topk_lengths", "has_sink", "has_q_scale", "span"),
         **either("has_k_scale", "has_key_mask", "wants_lse", "wants_max_logits", "aligned_16"),
         **either("invariant", "fp32_out"),
+        "turned_back": ANY,
     },
-    limits=(_ROWS_ALIKE, _COUNTED),
+    limits=(_ROWS_ALIKE, _COUNTED, _PAIRS),
 )
 PORTABLE = Family(
     name="portable",

@@ -397,7 +397,7 @@ def _cache_read(problem: Problem, tile: Tile, same_bits: bool) -> CacheRead:
     rows, row_bytes = problem.total_k, DTYPE_BYTES["bf16"] * problem.d_qk
     if problem.form == "dense" or problem.kv_dtype in DTYPE_BYTES:
         return PLAIN
-    if problem.span or problem.second or problem.window:  # few rows of the pool are read at all
+    if problem.is_attend or problem.window:  # few rows of the pool are read at all
         return CacheRead("in_kernel", rows, row_bytes)
     row_blocks = ceildiv(problem.heads, tile.BM)
     if problem.form == "sparse":

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from openmla import LatentCache, Listed, Span, reference
+from openmla import LatentCache, Listed, Span, TurnBack, reference
 from openmla.dispatch import plan_call
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.formats import FORMATS
@@ -59,6 +59,8 @@ class SourcesCase:
     seed: int = 0
     spare: int = 0
     """Pages of each pool that nobody sees, behind the others."""
+    turned: int = 0
+    """Columns of results that are turned back; 0: none."""
 
     @property
     def tokens(self) -> int:
@@ -84,6 +86,7 @@ class SourcesCase:
         parts += [f"{self.heads} heads", "rows " + " + ".join(seen)]
         parts += ["sink"] * self.sink + ["lengths"] * (self.lengths and "list" in self.kinds)
         parts += [f"{self.spare} spare pages"] * (self.spare > 0)
+        parts += [f"{self.turned} columns turned back"] * (self.turned > 0)
         return ", ".join([*parts, f"seed {self.seed}"])
 
 
@@ -201,7 +204,35 @@ def operands(case: SourcesCase, poisoned: bool = True) -> AttendOperands:
     draw = generator_of(case.seed + 7)
     q = torch.randn(case.tokens, case.heads, 512, generator=draw).bfloat16()
     sink = torch.randn(case.heads, generator=draw) if case.sink else None
-    return AttendOperands(q, tuple(sources), 512, Weights(case.scale, sink))
+    turn = turn_back_of(case, poisoned) if case.turned else None
+    return AttendOperands(q, tuple(sources), 512, Weights(case.scale, sink), turn)
+
+
+POSITIONS = 40  # lines of the table of angles
+STRANGE_POSITIONS = (-1, POSITIONS, -(2**31), 2**31 - 1)
+"""What no table has: a query of each is turned by nothing."""
+
+
+def turn_back_of(case: SourcesCase, poisoned: bool) -> TurnBack:
+    """Any angles, in a table whose lines lie apart. The first query has position 0, every fourth
+    one a position that the table does not have. Lines that no query names, and what lies around
+    lines, are NaN if poisoned, else zeros."""
+    draw = generator_of(case.seed + 13)
+    angles = torch.rand(POSITIONS, case.turned // 2, generator=draw) * 6.28
+    positions = torch.randint(0, POSITIONS, (case.tokens,), generator=draw)
+    positions[0] = 0
+    for i, token in enumerate(range(3, case.tokens, 4)):
+        positions[token] = STRANGE_POSITIONS[(i + case.seed + 1) % len(STRANGE_POSITIONS)]
+    named = torch.unique(positions[(positions >= 0) & (positions < POSITIONS)])
+    table = _table_of_angles(case.turned, poisoned)
+    table[named] = torch.cat([angles.cos(), angles.sin()], 1)[named]
+    return TurnBack(table, positions if case.seed % 2 else positions.int())
+
+
+def _table_of_angles(columns: int, poisoned: bool, device: Any = "cpu") -> Tensor:
+    """Lines of a table with gaps, and lines before and behind them; NaN or zeros."""
+    value = torch.nan if poisoned else 0.0
+    return torch.full((POSITIONS + 2, columns + 8), value, device=device)[1:-1, 4:-4]
 
 
 def on_device(op: AttendOperands, device: str) -> AttendOperands:
@@ -216,8 +247,12 @@ def on_device(op: AttendOperands, device: str) -> AttendOperands:
             fresh.scales.copy_(pool.scales)
         sources.append(_moved(source, fresh, device))
     sink = None if op.weights.sink is None else op.weights.sink.to(device)
-    weights = replace(op.weights, sink=sink)
-    return replace(op, q=op.q.to(device), sources=tuple(sources), weights=weights)
+    weights, turn = replace(op.weights, sink=sink), op.turn_back
+    if turn is not None:
+        table = _table_of_angles(turn.columns, True, device).copy_(turn.table)
+        turn = TurnBack(table, turn.positions.to(device))
+    q = op.q.to(device)
+    return replace(op, q=q, sources=tuple(sources), weights=weights, turn_back=turn)
 
 
 def _over(source: Source, pool: LatentCache) -> Source:

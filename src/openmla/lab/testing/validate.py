@@ -140,6 +140,10 @@ SOURCES = (
     SourcesCase(kinds=("span",), pages=(64,), heads=16, seed=7, spare=1100),
     _LONG,
     replace(_LONG, kinds=("span", "list"), lengths=False, heads=8, seed=2),
+    # Results that are turned back.
+    SourcesCase(kinds=("span", "list"), pages=(64, 2), heads=64, seed=11, turned=64),
+    SourcesCase(kinds=("list",), formats=("bf16",), heads=70, seed=12, turned=64),
+    replace(_LONG, kinds=("span", "list"), seed=13, turned=64),
 )
 """A step of the families that have a kernel for it: windows, lists and spans in one softmax."""
 Tell = Callable[[str], None]

@@ -22,7 +22,7 @@ from openmla.errors import InvalidArgument, Unsupported
 from openmla.nn.batch import Batch, require_pages
 from openmla.nn.compressed.cache import CompressedCache, Rows
 from openmla.nn.compressed.config import CompressedConfig
-from openmla.nn.rope import turn_tail
+from openmla.nn.rope import turn_tail, turns_back
 from openmla.sources import Source, Span
 
 Layer = TypeVar("Layer", bound="RowAttention")
@@ -109,8 +109,9 @@ class RowAttention(nn.Module):
         window.append(kv, None, batch.slots(window.page_size))
         sources = [_last(window, batch, config.window), *others(residual)]
         q, scale = turn_tail(q, cos, sin), config.width**-0.5
-        out = openmla.mla_attend(q, sources, scale=scale, sink=self.sinks.float())
-        return self._project(turn_tail(out, cos, -sin))
+        back = turns_back(cos[:, 0], sin[:, 0])
+        out = openmla.mla_attend(q, sources, scale=scale, sink=self.sinks.float(), turn_back=back)
+        return self._project(out)
 
     def _project(self, out: Tensor) -> Tensor:
         """[tokens, heads, width] -> [tokens, hidden]; a group of heads has a weight of its own."""

@@ -43,11 +43,18 @@ SETUPS = {
         kinds=("span", "list"), formats=("bf16", "fp8_584"), pages=(16, 2), seed=5
     ),
     "V4's list and bf16 list": Setup(formats=("fp8_584", "bf16"), seed=6),
+    "span and list, turned back": Setup(
+        kinds=("span", "list"), pages=(64, 2), heads=70, turned=64, seed=11
+    ),
+    "bf16 list, turned back": Setup(
+        kinds=("list",), formats=("bf16",), first=(65, 0, 3, 130), turned=64, seed=12
+    ),
     "span, bf16": Setup(
         kinds=("span",), formats=("bf16",), pages=(24,), first=(65, 0, 63, 256, 270, 1), seed=9
     ),
 }
 QUICK = ("span and list", "span", "V4's list and bf16 list")
+QUICK += ("span and list, turned back", "bf16 list, turned back")
 
 
 def plan_of(op: AttendOperands | SparseOperands) -> Plan:

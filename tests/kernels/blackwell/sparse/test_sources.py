@@ -40,6 +40,10 @@ SETUPS = {
     "two spans": Setup(**EDGES, kinds=("span", "span"), pages=(16, 2), seed=3),
     "span": Setup(kinds=("span",), pages=(64,), first=(65, 0, 255, 0, 300, 256), seed=4),
     "six steps of each": Setup(first=(330,), second=(333,), seed=5),
+    "span and list, turned back": Setup(
+        kinds=("span", "list"), pages=(64, 2), heads=70, turned=64, seed=11
+    ),
+    "list, turned back": Setup(kinds=("list",), first=(65, 0, 3, 130), turned=64, seed=12),
 }
 KERNEL = BLACKWELL.kernel_named("attend")
 B200 = target_by_name("b200")

@@ -40,6 +40,10 @@ SETUPS = {
         kinds=("span", "list"), formats=("bf16", "fp8_584"), pages=(16, 2), seed=5
     ),
     "V4's list and bf16 list": Setup(formats=("fp8_584", "bf16"), seed=6),
+    "span and list, turned back": Setup(
+        kinds=("span", "list"), pages=(64, 2), heads=70, turned=64, seed=11
+    ),
+    "list, turned back": Setup(kinds=("list",), first=(65, 0, 3, 130), turned=64, seed=12),
     "span, bf16": Setup(
         kinds=("span",), formats=("bf16",), pages=(24,), first=(65, 0, 63, 128, 140, 1), seed=9
     ),

@@ -39,6 +39,7 @@ PROBLEMS = {
     ),
     "128 heads latent fp8_584": replace(LATENT, d_rope=0, kv_dtype="fp8_584"),
     "64 heads window bf16": replace(_WINDOW, kv_dtype="bf16"),
+    "64 heads window bf16, turned back": replace(_WINDOW, kv_dtype="bf16", turned_back=64),
     "128 heads e4m3": typed(V32, "e4m3"),
     "16 heads e4m3": typed(replace(V32, heads=16), "e4m3"),
 }

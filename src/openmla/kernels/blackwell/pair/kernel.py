@@ -73,11 +73,15 @@ from openmla.kernels.blackwell.sparse.records import (
 )
 from openmla.kernels.blackwell.sparse.rows import vector_layout
 from openmla.kernels.gluon.ranges.records import Parts
+from openmla.kernels.gluon.turning import COUNTS as ANGLE_COUNTS
+from openmla.kernels.gluon.turning import VECTORS as ANGLE_VECTORS
+from openmla.kernels.gluon.turning import Angles
 
 COUNTS = [
     *("factor", "rows", "topk", "tokens", "batch", "window", "heads", "page_step", "row_step"),
     *("part_rows", "rest_q", "requests"),
     *("second_requests", "second_topk", "second_rows", "second_base"),
+    *ANGLE_COUNTS,
 ]
 STRIDES = [
     "indices_stride",
@@ -92,6 +96,7 @@ VECTORS = [
     *("indices_ptr", "lengths_ptr", "cu_ptr", "lse_ptr", "max_logits_ptr", "sink_ptr"),
     *("q_scale_ptr", "part_state_ptr", "request_ptr", "begin_ptr"),
     *("second_indices_ptr", "second_lengths_ptr", "second_request_ptr", "second_begin_ptr"),
+    *ANGLE_VECTORS,
 ]
 
 
@@ -138,6 +143,10 @@ def pair_kernel(  # noqa: PLR0913
     lse_stride_h,
     logits_stride_t,
     logits_stride_h,
+    angles_ptr,
+    positions_ptr,
+    angle_lines,
+    angles_stride,
     INDEXING: gl.constexpr,
     Q_TILES: gl.constexpr,
     SLOTS: gl.constexpr,
@@ -148,9 +157,11 @@ def pair_kernel(  # noqa: PLR0913
     V_TILE: gl.constexpr,
     OUT_TILE: gl.constexpr,
     REGISTERS: gl.constexpr,
+    TURNED: gl.constexpr,
 ):
     """INDEXING: sparse.records.Indexing. Q_TILES: tiles of 64 columns. WEIGHTS: WeightRange, see
-    softmax.py. REGISTERS: a record.
+    softmax.py. REGISTERS: a record. TURNED: columns of the output that are turned back by the
+    angles that `angles_ptr` has for `positions_ptr` (gluon.turning.Angles), 0 for none.
     ATOM, REGS: layouts of a tile of 256 columns in tensor memory and in registers. TILE, V_TILE,
     OUT_TILE: shared memory layouts of tiles of Q and K, of V, of the output."""
     DTYPE: gl.constexpr = q_desc.dtype
@@ -232,6 +243,9 @@ def pair_kernel(  # noqa: PLR0913
             base=max_logits_ptr, token_stride=logits_stride_t, head_stride=logits_stride_h
         ),
         parts=parts,
+        angles=Angles(
+            table=angles_ptr, positions=positions_ptr, lines=angle_lines, stride=angles_stride
+        ),
     )
     gl.warp_specialize(
         [
@@ -250,6 +264,7 @@ def pair_kernel(  # noqa: PLR0913
                     WEIGHTS,
                     REGS,
                     OUT_TILE,
+                    TURNED,
                 ),
             ),
             (load, (sources, smem, bars, lists, pool, INDEXING, V_TILE)),

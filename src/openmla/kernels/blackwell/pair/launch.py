@@ -29,6 +29,7 @@ from openmla.kernels.gluon.compat import pair_tmem_layout, tmem_reg_layout
 from openmla.kernels.gluon.dequantize.launch import Filling, addressed_once, joined_sources
 from openmla.kernels.gluon.places import NO_SPANS, entries_of, places_of
 from openmla.kernels.gluon.ranges.launch import group_of, groups, merge_call, partial_results
+from openmla.kernels.gluon.turning import angles_of
 from openmla.operands import AttendOperands, LatentOperands, Results, SparseOperands, data_of
 from openmla.planning import Plan
 from openmla.planning.dequantize import Workspace
@@ -89,6 +90,7 @@ def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
         "heads": heads,
         "page_step": rows.page_step,
         "row_step": rows.row_step,
+        **angles_of(op.turn_back if isinstance(op, AttendOperands) else None),
     }
     yield from _launches(plan, op, results, arguments, max(chip.sm_count // 2, 1))
 

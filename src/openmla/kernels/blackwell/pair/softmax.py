@@ -21,6 +21,7 @@ from openmla.kernels.blackwell.sparse.rows import bits_layout, list_layout, wait
 from openmla.kernels.blackwell.sparse.softmax import hide_invalid, scaled, write_row_values
 from openmla.kernels.gluon.compat import reinterpret, thread_barrier, tma_store
 from openmla.kernels.gluon.scores import LN_2, MINUS_INF, normalize
+from openmla.kernels.gluon.turning import cos_sin, turned
 
 
 @gluon.jit
@@ -65,7 +66,7 @@ def multiply_rows(O, rescale, REGS: gl.constexpr):
 
 
 @gluon.jit
-def softmax(
+def softmax(  # noqa: PLR0913
     tmem,
     smem,
     bars,
@@ -78,6 +79,7 @@ def softmax(
     WEIGHTS: gl.constexpr,
     REGS: gl.constexpr,
     OUT_TILE: gl.constexpr,
+    TURNED: gl.constexpr,
 ):
     """The softmax partition: weights of every step of all items, and their results.
 
@@ -120,7 +122,7 @@ def softmax(
         wait_for_step(bars.o_done, done - 1, 1)
         state = SoftmaxState(row_max=row_max - BIAS, row_sum=row_sum, highest=highest)
         if results.parts is None:
-            finish(O, smem.p, state, results, sink_ptr, item.token, heads, REGS, OUT_TILE)
+            finish(O, smem.p, state, results, sink_ptr, item.token, heads, REGS, OUT_TILE, TURNED)
         else:
             finish_range(O, smem.p, state, results, sink_ptr, item, heads, REGS, OUT_TILE)
 
@@ -139,7 +141,7 @@ def finish_range(
 ):
     """Write an Item of all keys of its token to the outputs, that of a range to the workspace."""
     if item.part < 0:
-        finish(O, p_smem, state, results, sink_ptr, item.token, heads, REGS, OUT_TILE)
+        finish(O, p_smem, state, results, sink_ptr, item.token, heads, REGS, OUT_TILE, 0)
     else:
         write_part(O, state, results.parts, item.part, heads, REGS)
 
@@ -159,6 +161,25 @@ def write_part(O, state, parts, first, heads, REGS: gl.constexpr):
 
 
 @gluon.jit
+def turned_half(part, angles, token, TURNED: gl.constexpr):
+    """The last 256 columns of a token's results, the last TURNED of them turned back. Two threads
+    have 128 columns of a row each: what turns is the last quarter, half of the second one's."""
+    low, high = gl.split(gl.permute(gl.reshape(part, [ROWS, 2, 2, TURNED]), (0, 1, 3, 2)))
+    a, b = gl.split(gl.reshape(high, [ROWS, 2, TURNED // 2, 2]))
+    PL: gl.constexpr = gl.SliceLayout(0, a.type.layout)
+    half = gl.arange(0, 2, gl.SliceLayout(1, PL))
+    pair = gl.arange(0, TURNED // 2, gl.SliceLayout(0, PL))
+    pair = pair[None, :] + (half[:, None] - 1) * (TURNED // 2)
+    cos, sin = cos_sin(angles, token, pair, TURNED)
+    turned_a, turned_b = turned(a, b, cos[None, :, :], sin[None, :, :])
+    turns = (pair >= 0)[None, :, :]
+    pairs = gl.join(gl.where(turns, turned_a, a), gl.where(turns, turned_b, b))
+    high = gl.convert_layout(gl.reshape(pairs, [ROWS, 2, TURNED]), low.type.layout)
+    both = gl.permute(gl.join(low, high), (0, 1, 3, 2))
+    return gl.convert_layout(gl.reshape(both, [ROWS, 4 * TURNED]), part.type.layout)
+
+
+@gluon.jit
 def finish(
     O,
     p_smem,
@@ -169,9 +190,10 @@ def finish(
     heads,
     REGS: gl.constexpr,
     OUT_TILE: gl.constexpr,
+    TURNED: gl.constexpr,
 ):
-    """Normalize and store to Results `results`; rows past the last head are dropped. Half of the
-    output at a time passes through P's buffer."""
+    """Normalize, turn the last TURNED columns back, and store to Results `results`; rows past the
+    last head are dropped. Half of the output at a time passes through P's buffer."""
     row_max, row_sum, highest = state
     out_desc, lse, max_logits = results.out, results.lse, results.max_logits
     head = gl.arange(0, ROWS, row_max.type.layout)
@@ -186,7 +208,13 @@ def finish(
     BOX: gl.constexpr = out_desc.block_shape
     LAYOUT: gl.constexpr = out_desc.layout
     for atom in gl.static_range(2):
-        tile.store(gl.where(nothing, 0.0, O[atom].load(REGS) * scale).to(out_desc.dtype))
+        if TURNED > 0:
+            part = O[atom].load(REGS) * scale
+            if atom == 1:
+                part = turned_half(part, results.angles, token, TURNED)
+            tile.store(gl.where(nothing, 0.0, part).to(out_desc.dtype))
+        else:
+            tile.store(gl.where(nothing, 0.0, O[atom].load(REGS) * scale).to(out_desc.dtype))
         fence_async_shared()
         thread_barrier()
         tma_store(out_desc, [token, 0, atom * 256], reinterpret(tile, out_desc.dtype, BOX, LAYOUT))

@@ -87,10 +87,13 @@ from openmla.kernels.blackwell.sparse.rows import (
 from openmla.kernels.blackwell.sparse.rows_fp8 import load_k_fp8, load_v_fp8, scale_blocks
 from openmla.kernels.blackwell.sparse.softmax import finish, scaled, softmax
 from openmla.kernels.gluon.barriers import barriers
+from openmla.kernels.gluon.turning import COUNTS as ANGLE_COUNTS
+from openmla.kernels.gluon.turning import VECTORS as ANGLE_VECTORS
+from openmla.kernels.gluon.turning import Angles
 
 
 @gluon.jit
-def serve_rows(
+def serve_rows(  # noqa: PLR0913
     tmem,
     smem,
     bars,
@@ -103,10 +106,11 @@ def serve_rows(
     TMEM: gl.constexpr,
     REGS: gl.constexpr,
     TILE: gl.constexpr,
+    TURNED: gl.constexpr,
 ):
     """The softmax partition: all steps, then the result."""
     state = softmax(tmem, smem, bars, work.steps, factor, HOW, MAP, TMEM, REGS)
-    finish(tmem, smem.v, state, results, sink_ptr, work, MAP, TMEM, REGS, TILE)
+    finish(tmem, smem.v, state, results, sink_ptr, work, MAP, TMEM, REGS, TILE, TURNED)
 
 
 @gluon.jit
@@ -162,6 +166,7 @@ COUNTS = [
     "row_step",
     *("requests", "second_requests", "second_topk", "second_rows"),
     *("second_page_step", "second_row_step"),
+    *ANGLE_COUNTS,
 ]
 STRIDES = [
     "indices_stride",
@@ -185,6 +190,7 @@ VECTORS = [
     "scale_ptr",
     *("request_ptr", "begin_ptr", "second_scale_ptr", "second_indices_ptr"),
     *("second_lengths_ptr", "second_request_ptr", "second_begin_ptr"),
+    *ANGLE_VECTORS,
 ]
 
 
@@ -239,6 +245,10 @@ def sparse_kernel(  # noqa: PLR0913
     second_scale_page,
     second_scale_row,
     second_indices_stride,
+    angles_ptr,
+    positions_ptr,
+    angle_lines,
+    angles_stride,
     HOW: gl.constexpr,
     SPLIT: gl.constexpr,
     CACHE: gl.constexpr,
@@ -250,6 +260,7 @@ def sparse_kernel(  # noqa: PLR0913
     WORDS: gl.constexpr,
     BYTES: gl.constexpr,
     REGISTERS: gl.constexpr,
+    TURNED: gl.constexpr,
 ):
     """These constants are records:
 
@@ -260,7 +271,9 @@ def sparse_kernel(  # noqa: PLR0913
     | MAP, TMEM | TmemMap, TmemLayouts |
     | REGS, REGISTERS | RegisterLayouts, Registers |
 
-    TILE, V_TILE, WORDS, BYTES: shared memory layouts of tiles of 16, 16, 32 and 8 bits.
+    TILE, V_TILE, WORDS, BYTES: shared memory layouts of tiles of 16, 16, 32 and 8 bits. TURNED:
+    columns of the output that are turned back by the angles that `angles_ptr` has for
+    `positions_ptr` (gluon.turning.Angles), 0 for none.
     """
     DTYPE: gl.constexpr = q_desc.dtype
     B_TOPK: gl.constexpr = HOW.b_topk
@@ -444,12 +457,29 @@ def sparse_kernel(  # noqa: PLR0913
             base=max_logits_ptr, token_stride=logits_stride_t, head_stride=logits_stride_h
         ),
         parts=None,
+        angles=Angles(
+            table=angles_ptr, positions=positions_ptr, lines=angle_lines, stride=angles_stride
+        ),
     )
     gl.warp_specialize(
         [
             (
                 serve_rows,
-                (tmem, smem, bars, results, sink_ptr, work, factor, HOW, MAP, TMEM, REGS, TILE),
+                (
+                    tmem,
+                    smem,
+                    bars,
+                    results,
+                    sink_ptr,
+                    work,
+                    factor,
+                    HOW,
+                    MAP,
+                    TMEM,
+                    REGS,
+                    TILE,
+                    TURNED,
+                ),
             ),
             (load_rows_of_k, (sources, keys, smem, bars, steps, EARLY, HOW, CACHE)),
             (load_q_and_v, (sources, keys, smem, bars, work, SPLIT, HOW, CACHE, TILE, BYTES)),

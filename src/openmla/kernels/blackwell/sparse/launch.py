@@ -33,6 +33,7 @@ from openmla.kernels.call import Call, strides, vector
 from openmla.kernels.gluon.compat import tmem_reg_layout
 from openmla.kernels.gluon.descriptors import box_strides, tile_layout
 from openmla.kernels.gluon.places import NO_SPANS, entries_of, places_of
+from openmla.kernels.gluon.turning import angles_of
 from openmla.kernels.gluon.upcast.launch import upcast
 from openmla.operands import AttendOperands, LatentOperands, Results, SparseOperands
 from openmla.planning import Plan
@@ -119,6 +120,7 @@ def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
         "scale_ptr": source.scales.tensor,
         "scale_stride_page": source.scales.page_step,
         "scale_stride_row": source.scales.row_step,
+        **angles_of(op.turn_back if isinstance(op, AttendOperands) else None),
     }
     yield Call(sparse_kernel, tokens * blocks, arguments)
 

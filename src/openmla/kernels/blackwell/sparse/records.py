@@ -141,6 +141,8 @@ class Results(NamedTuple):
     max_logits: HeadRows
     parts: Any
     """The workspace for ranges of keys, gluon.ranges.records.Parts; None where none are split."""
+    angles: Any
+    """gluon.turning.Angles; not looked at where nothing is turned back."""
 
 
 class SoftmaxState(NamedTuple):

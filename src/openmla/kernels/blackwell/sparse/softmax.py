@@ -28,6 +28,7 @@ from openmla.kernels.blackwell.sparse.records import SoftmaxState
 from openmla.kernels.blackwell.sparse.rows import wait_for_step
 from openmla.kernels.gluon.compat import reinterpret, thread_barrier, tma_store
 from openmla.kernels.gluon.scores import LN_2, MINUS_INF, normalize
+from openmla.kernels.gluon.turning import turned_last
 
 THRESHOLD = gl.constexpr(RESCALE_THRESHOLD)
 
@@ -145,9 +146,11 @@ def finish(
     TMEM: gl.constexpr,
     REGS: gl.constexpr,
     TILE: gl.constexpr,
+    TURNED: gl.constexpr,
 ):
-    """Normalize and store to Results `results`; rows past the last head are dropped. The output
-    passes through V's buffer. SoftmaxState `state`, WorkItem `work`."""
+    """Normalize, turn the last TURNED columns back, and store to Results `results`; rows past the
+    last head are dropped. The output passes through V's buffer. SoftmaxState `state`, WorkItem
+    `work`."""
     token, first_head, heads = work.token, work.first_head, work.heads
     row_max, row_sum, highest = state
     out_desc, lse, max_logits = results.out, results.lse, results.max_logits
@@ -166,7 +169,13 @@ def finish(
     tiles = reinterpret(v_smem, out_desc.dtype, [GROUPS, ROWS, WIDTH], TILE)
     for i in gl.static_range(GROUPS):
         part = columns_of(O, i, WIDTH).load(REGS.output)
-        tiles.index(i).store(gl.where(nothing, 0.0, part * scale).to(out_desc.dtype))
+        if TURNED > 0:
+            columns = turned_last(
+                part * scale, results.angles, token, i * WIDTH, WIDTH, GROUPS * WIDTH, TURNED
+            )
+            tiles.index(i).store(gl.where(nothing, 0.0, columns).to(out_desc.dtype))
+        else:
+            tiles.index(i).store(gl.where(nothing, 0.0, part * scale).to(out_desc.dtype))
     fence_async_shared()
     thread_barrier()
     BOX: gl.constexpr = out_desc.block_shape

@@ -82,6 +82,7 @@ PROBLEMS = {
     f"latent {V4.name}, split": replace(_SPLIT, **_V4),
     f"span of {V4.name}": _WINDOW,
     f"span and list of {V4.name}": replace(_WINDOW, second=_CHOSEN),
+    f"span and list of {V4.name}, turned back": replace(_WINDOW, second=_CHOSEN, turned_back=64),
     "span and list of bf16": replace(
         _WINDOW, kv_dtype="bf16", second=replace(_CHOSEN, kv_dtype="bf16")
     ),

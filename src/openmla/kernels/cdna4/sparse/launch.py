@@ -19,6 +19,7 @@ from openmla.kernels.cdna4.sparse.records import RowsBlock, RowsLayouts
 from openmla.kernels.cdna4.sparse.sources import attend_kernel
 from openmla.kernels.gluon.places import NO_SPANS, entries_of, places_of
 from openmla.kernels.gluon.ranges.launch import merge_call, partial_results
+from openmla.kernels.gluon.turning import angles_of
 from openmla.modular.cdna4.layout.dma import WAVE
 from openmla.operands import AttendOperands, LatentOperands, Results, SparseOperands
 from openmla.planning import Plan
@@ -94,6 +95,7 @@ def _over_sources(block: MlaSparse16, op: AttendOperands, results: Results) -> I
         "logits_ptr": results.max_logits,
         **strides("logits", results.max_logits),
         "sink_ptr": vector(op.weights.sink),
+        **angles_of(op.turn_back),
         "heads": op.q.shape[1],
         "blocks": block.row_blocks,
     }

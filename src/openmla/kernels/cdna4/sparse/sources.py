@@ -49,6 +49,9 @@ from openmla.kernels.cdna4.sparse.rows import (
     numbers_of,
 )
 from openmla.kernels.gluon.scores import LN_2
+from openmla.kernels.gluon.turning import COUNTS as ANGLE_COUNTS
+from openmla.kernels.gluon.turning import VECTORS as ANGLE_VECTORS
+from openmla.kernels.gluon.turning import Angles, turned_last
 
 
 @gluon.jit
@@ -139,9 +142,10 @@ def row_format(is_span, has_scales, page_size):
 
 
 COUNTS = [f"{source}{name}" for source in ("", "second_") for name in ("rows", "topk", "requests")]
-COUNTS += ["heads", "blocks", "factor"]
+COUNTS += ["heads", "blocks", "factor", *ANGLE_COUNTS]
 # Vectors of 4-byte elements, read one by one: a slice of a tensor is as good as all.
-VECTORS = ["lse_ptr", "logits_ptr", "sink_ptr"]
+VECTORS = ["lse_ptr", "logits_ptr", "sink_ptr", *ANGLE_VECTORS]
+ACROSS = gl.constexpr(128)  # columns that neighboring waves hold; further ones are registers
 VECTORS += [
     f"{source}{name}_ptr"
     for source in ("", "second_")
@@ -201,17 +205,23 @@ def attend_kernel(  # noqa: PLR0913
     lse_stride_h,
     logits_stride_t,
     logits_stride_h,
+    angles_ptr,
+    positions_ptr,
+    angle_lines,
+    angles_stride,
     BLOCK: gl.constexpr,
     DTYPE: gl.constexpr,
     PAGE: gl.constexpr,
     SECOND_PAGE: gl.constexpr,
     SIGN: gl.constexpr,
     LAYOUTS: gl.constexpr,
+    TURNED: gl.constexpr,
 ):
     """BM heads of one token over one source of rows or two. A source with a `request` is a span:
     `indices` are a block table of `requests` lines with `topk` positions each, `lengths` the
-    ends; else they are lists of `topk` entries. `rope` are the tails of rows that have scales. The
-    others are arguments of `sparse_kernel`."""
+    ends; else they are lists of `topk` entries. `rope` are the tails of rows that have scales.
+    TURNED: columns of the results that are turned back by `Angles`, 0 for none. The others are
+    arguments of `sparse_kernel`."""
     BM: gl.constexpr = BLOCK.queries
     KV: gl.constexpr = BLOCK.keys
     D_V: gl.constexpr = BLOCK.latent
@@ -284,6 +294,9 @@ def attend_kernel(  # noqa: PLR0913
     out = TokenRows(out_ptr, out_stride_t, out_stride_h)
     lse = TokenRows(lse_ptr, lse_stride_t, lse_stride_h)
     O, shift, row_sum = state
+    if TURNED > 0:
+        angles = Angles(angles_ptr, positions_ptr, angle_lines, angles_stride)
+        O = turned_last(O, angles, token, 0, ACROSS, D_V, TURNED)
     finish(
         (O,), shift, row_sum, out, lse, sink_ptr, (first + row) % heads, here, places, D_V, 1, MMA
     )

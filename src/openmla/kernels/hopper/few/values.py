@@ -32,6 +32,9 @@ from openmla.kernels.gluon.barriers import barriers, wait_for_kernel_before
 from openmla.kernels.gluon.compat import cp_async, tma_load
 from openmla.kernels.gluon.ranges.records import Output
 from openmla.kernels.gluon.scores import normalize
+from openmla.kernels.gluon.turning import COUNTS as ANGLE_COUNTS
+from openmla.kernels.gluon.turning import VECTORS as ANGLE_VECTORS
+from openmla.kernels.gluon.turning import Angles, turned_columns
 from openmla.kernels.hopper.few.records import (
     Barriers,
     Ring,
@@ -87,10 +90,20 @@ def copy(tile, descs, factors_ptr, ring, bars, HEADS: gl.constexpr, OVERLAP: gl.
 
 
 @gluon.jit
-def write_columns(O, factors, out, query, first, heads, chunk):
-    """Normalize, round and store to an `Output`; zeros where a factor is 0."""
+def write_columns(
+    O, factors, out, angles, query, first, heads, chunk, D_V: gl.constexpr, TURNED: gl.constexpr
+):
+    """Normalize, turn back by `Angles`, round and store to an `Output`; zeros where a factor is
+    0."""
     OL: gl.constexpr = O.type.layout
-    result = gl.where(factors == 0.0, 0.0, O * factors).to(out.base.dtype.element_ty)
+    if TURNED > 0:
+        result = O * factors
+        at = chunk * O.shape[1]
+        if at + O.shape[1] > D_V - TURNED:
+            result = turned_columns(result, angles, query, at, D_V, TURNED)
+        result = gl.where(factors == 0.0, 0.0, result).to(out.base.dtype.element_ty)
+    else:
+        result = gl.where(factors == 0.0, 0.0, O * factors).to(out.base.dtype.element_ty)
     head = gl.arange(0, 64, gl.SliceLayout(1, OL)) + first
     column = gl.arange(0, O.shape[1], gl.SliceLayout(0, OL)) + chunk * O.shape[1]
     start = out.base + query.to(gl.int64) * (out.token_stride.to(gl.int64) * VECTOR)
@@ -173,7 +186,18 @@ def factors_of(j, ready, factors, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def multiply(tile, ring, inverses, bars, out, query, heads):
+def multiply(
+    tile,
+    ring,
+    inverses,
+    bars,
+    out,
+    angles,
+    query,
+    heads,
+    D_V: gl.constexpr,
+    TURNED: gl.constexpr,
+):
     """O over every step of a `Tile`, normalized and stored to an `Output` in the end."""
     steps = tile.steps
     p_smem, v_smem, factors = ring
@@ -195,12 +219,12 @@ def multiply(tile, ring, inverses, bars, out, query, heads):
         mbarrier.arrive(empty.index(slot // 2), count=1)
     mbarrier.wait(bars.done, 0)
     inverse = inverses.load(RL)[:, None]
-    write_columns(O, inverse, out, query, tile.first_head, heads, tile.chunk)
+    write_columns(O, inverse, out, angles, query, tile.first_head, heads, tile.chunk, D_V, TURNED)
 
 
 COUNTS = ["topk", "steps", "heads", *MORE_COUNTS]
-STRIDES = ["out_stride_t", "out_stride_h", "lse_stride_t", "lse_stride_h"]
-VECTORS = ["lengths_ptr", "lse_ptr", "sink_ptr", *MORE_LENGTHS]
+STRIDES = ["out_stride_t", "out_stride_h", "lse_stride_t", "lse_stride_h", *ANGLE_COUNTS]
+VECTORS = ["lengths_ptr", "lse_ptr", "sink_ptr", *ANGLE_VECTORS, *MORE_LENGTHS]
 
 
 @gluon.jit(do_not_specialize=COUNTS + STRIDES, do_not_specialize_on_alignment=VECTORS)
@@ -229,15 +253,20 @@ def values_kernel(  # noqa: PLR0913
     second_begin_ptr,
     second_topk,
     second_requests,
+    angles_ptr,
+    positions_ptr,
+    angle_lines,
+    angles_stride,
     HEADS: gl.constexpr,
     D_V: gl.constexpr,
     RING: gl.constexpr,
     OVERLAP: gl.constexpr,
     REGISTERS: gl.constexpr,
+    TURNED: gl.constexpr,
 ):
     """Columns `program % (D_V / WIDTH)` of tile `program // (D_V / WIDTH)`, HEADS / 64 of them for
     each query; v_desc has boxes of WIDTH columns. RING: steps in shared memory. REGISTERS:
-    `Registers`."""
+    `Registers`. TURNED: columns that are turned back by `Angles`, 0 for none."""
     DTYPE: gl.constexpr = v_desc.dtype
     WIDTH: gl.constexpr = v_desc.block_shape[1]
     CHUNKS: gl.constexpr = D_V // WIDTH
@@ -280,9 +309,12 @@ def values_kernel(  # noqa: PLR0913
     written = WeightSums(references=references_ptr, factors=factors_ptr, quads=quads_ptr)
     out = Output(base=out_ptr, token_stride=out_stride_t, head_stride=out_stride_h)
     lse = Output(base=lse_ptr, token_stride=lse_stride_t, head_stride=lse_stride_h)
+    angles = Angles(
+        table=angles_ptr, positions=positions_ptr, lines=angle_lines, stride=angles_stride
+    )
     gl.warp_specialize(
         [
-            (multiply, (tile, ring, inverses, bars, out, query, heads)),
+            (multiply, (tile, ring, inverses, bars, out, angles, query, heads, D_V, TURNED)),
             (copy, (tile, descs, factors_ptr, ring, bars, HEADS, OVERLAP)),
             (
                 add_up,

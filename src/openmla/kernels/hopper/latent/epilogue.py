@@ -1,7 +1,8 @@
 # ruff: noqa: E741  (O is the output accumulator, as everywhere in attention)
 """From the sums of a latent tile to rows of out, lse and max_logits, or of the workspace.
 
-Each warp-group stores its half of the columns; the right one also stores what is one per row. The
+Each warp-group stores its half of the columns; the right one also stores what is one per row, and
+turns back the last columns where results are turned back: a thread has both columns of a pair. The
 rows of a range that is not all of its request's keys go to the workspace as they are, for merge.py.
 """
 
@@ -9,6 +10,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from openmla.kernels.gluon.scores import LN_2, normalize, opaque_zero
+from openmla.kernels.gluon.turning import cos_sin, turned
 from openmla.kernels.hopper.accumulator import VECTOR, wide
 from openmla.kernels.hopper.latent.records import LISTED, HeadsOfToken, RowRange
 
@@ -109,6 +111,54 @@ def write_half(O, inverse, out, place, heads, FIRST: gl.constexpr, MASK: gl.cons
     write_part(result, out.base + start, ok, FIRST)
 
 
+@gluon.constexpr_function
+def pair_layout(columns):
+    """[64, columns / 2]: the even or the odd columns of 64 rows of a wgmma accumulator."""
+    registers = [[0, 4 << i] for i in range((columns // 8).bit_length() - 1)]
+    lanes = [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]]
+    return gl.DistributedLinearLayout(
+        [*registers, [8, 0]], lanes, [[16, 0], [32, 0]], [], [64, columns // 2]
+    )
+
+
+@gluon.jit
+def write_turned(part, inverse, cos, sin, out, start, ok, FIRST: gl.constexpr, STILL: gl.constexpr):
+    """`write_part` of sums that are still to be divided, turned from column STILL on, and rounded;
+    cos, sin: of the pairs of PART columns."""
+    if part.shape[1] > PART:
+        HALF: gl.constexpr = part.shape[1] // 2
+        low, high = gl.split(gl.permute(gl.reshape(part, [64, 2, HALF]), (0, 2, 1)))
+        write_turned(low, inverse, cos, sin, out, start, ok, FIRST, STILL)
+        write_turned(high, inverse, cos, sin, out, start, ok, FIRST + HALF, STILL)
+    else:
+        factors = gl.convert_layout(inverse, gl.SliceLayout(1, part.type.layout))[:, None]
+        result = part * factors
+        if FIRST >= STILL:
+            PL: gl.constexpr = pair_layout(PART)
+            a, b = gl.split(gl.reshape(result, [64, PART // 2, 2]))
+            a, b = turned(
+                gl.convert_layout(a, PL), gl.convert_layout(b, PL), cos[None, :], sin[None, :]
+            )
+            pairs = gl.reshape(gl.join(a, b), [64, PART])
+            result = gl.convert_layout(pairs, result.type.layout)
+        result = gl.where(factors == 0.0, 0.0, result).to(out.base.dtype.element_ty)
+        write_part(result, out.base + start, ok, FIRST)
+
+
+@gluon.jit
+def write_half_turned(O, inverse, results, place, heads, FIRST: gl.constexpr, HOW: gl.constexpr):
+    """`write_half` of the last columns, of which the last PART are turned back: all rows are of one
+    token. Its angles are on their way while other columns are stored."""
+    RL: gl.constexpr = gl.SliceLayout(1, quad_layout(PART))
+    out = results.out
+    token, head, ok = rows_of(place, heads, HOW.mask, RL)
+    pair = gl.arange(0, PART // 2, gl.SliceLayout(0, pair_layout(PART)))
+    cos, sin = cos_sin(results.angles, token, pair, HOW.turned)
+    start = token * (wide(out.token_stride) * VECTOR) + head * (wide(out.head_stride) * VECTOR)
+    STILL: gl.constexpr = FIRST + O.shape[1] - PART
+    write_turned(O, inverse, cos, sin, out, start, ok, FIRST, STILL)
+
+
 @gluon.jit
 def write_sums(O, parts, place, FIRST: gl.constexpr):
     """Store columns FIRST … of a range of keys to the workspace (`Parts`), unnormalized."""
@@ -166,7 +216,10 @@ def divisors(row_max, row_sum, place, heads, sink_ptr, MASK: gl.constexpr, SPLIT
 def write_right(O, row_max, row_sum, highest, place, heads, results, HOW: gl.constexpr):
     """Write the right half of a tile that sees all keys, and what is one per row, to `Results`."""
     inverse, lse = divisors(row_max, row_sum, place, heads, results.sink, HOW.mask, HOW.is_split)
-    write_half(O, inverse, results.out, place, heads, O.shape[1], HOW.mask)
+    if HOW.turned > 0:
+        write_half_turned(O, inverse, results, place, heads, O.shape[1], HOW)
+    else:
+        write_half(O, inverse, results.out, place, heads, O.shape[1], HOW.mask)
     if results.lse.base is not None:
         write_stat(lse, results.lse, place, heads, HOW.mask)
     if results.max_logits.base is not None:

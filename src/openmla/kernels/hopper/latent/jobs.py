@@ -108,6 +108,17 @@ PROBLEMS |= {
     f"{V41_SPLIT.name} span and {V41_FP4.name} list": replace(_V41_SPAN, second=_V41_ENTRIES),
     f"{V4.name} two lists, few": replace(_WINDOW, total_q=4, second=_ENTRIES),
     f"{V4.name} two spans, few": replace(_SPAN, total_q=2, table_keys=1024, second=_ALL),
+    f"{V4.name} span and list, turned back": replace(_SPAN, second=_ENTRIES, turned_back=64),
+    f"{V4.name} two lists, few, turned back": replace(
+        _WINDOW, total_q=4, second=_ENTRIES, turned_back=64
+    ),
+    f"{V4.name} two lists, few, 128 columns, turned back": replace(
+        _WINDOW, total_q=16, heads=128, second=_ENTRIES, turned_back=64
+    ),
+    f"{V4.name} one list, turned back": replace(_WINDOW, turned_back=64),
+    "bf16 two lists, turned back": replace(
+        typed(_WINDOW, "bf16"), second=_BF16_ENTRIES, turned_back=64
+    ),
 }
 SINK_ARGUMENT = 16  # bytes: a pointer, rounded up
 

@@ -76,6 +76,9 @@ from openmla.kernels.gluon.dequantize.records import CacheFormat, CacheRows
 from openmla.kernels.gluon.pages import Pages
 from openmla.kernels.gluon.ranges.records import Output, Parts
 from openmla.kernels.gluon.scores import MINUS_INF, opaque_zero, signed
+from openmla.kernels.gluon.turning import COUNTS as ANGLE_COUNTS
+from openmla.kernels.gluon.turning import VECTORS as ANGLE_VECTORS
+from openmla.kernels.gluon.turning import Angles
 from openmla.kernels.hopper.accumulator import rescale_rows
 from openmla.kernels.hopper.latent.epilogue import (
     divisors,
@@ -568,6 +571,7 @@ COUNTS = [
     "page_rows",
     "requests",
     "window",
+    *ANGLE_COUNTS,
     *SECOND_COUNTS,
 ]
 STRIDES = [
@@ -598,6 +602,7 @@ VECTORS = [
     "counter_ptr",
     "request_ptr",
     "begin_ptr",
+    *ANGLE_VECTORS,
     *SECOND_VECTORS,
 ]
 
@@ -668,6 +673,10 @@ def latent_kernel(  # noqa: PLR0913
     second_scale_page,
     second_scale_row,
     window,
+    angles_ptr,
+    positions_ptr,
+    angle_lines,
+    angles_stride,
     ST: gl.constexpr,
     DIMS: gl.constexpr,
     CHUNK: gl.constexpr,
@@ -680,6 +689,7 @@ def latent_kernel(  # noqa: PLR0913
     AFTER: gl.constexpr,
     REGISTERS: gl.constexpr,
     LAYOUTS: gl.constexpr,
+    TURNED: gl.constexpr,
 ):
     """Work items of lists (`indices_ptr`: topk rows for each token) or of sequences
     (`indices_ptr`: their block table, of `topk` keys in a line), until none is left.
@@ -699,7 +709,8 @@ def latent_kernel(  # noqa: PLR0913
     DIMS: `RowColumns`. CHUNK: requests whose
     work items are numbered together (see source.py). MASK: see records.py. OVERLAY: whether
     P aliases rope. SCALED: columns that share a scale, 0 for plain rows (see dequantize/rows.py).
-    REGISTERS: `Registers`. LAYOUTS: `TileLayouts`.
+    REGISTERS: `Registers`. LAYOUTS: `TileLayouts`. TURNED: columns of the results that are turned
+    back by the angles that `angles_ptr` has for `positions_ptr` (`Angles`), 0 for none.
 
     FITS: early exit, with `total_ptr` (see dequantize/kernels.py). Of two launches exactly one
     works: True, over the workspace, if the rows counted there fit its capacity; False, over FP8
@@ -722,6 +733,7 @@ def latent_kernel(  # noqa: PLR0913
         p_overlays_rope=OVERLAY,
         is_copied=SCALED == 0,
         is_split=SPLIT,
+        turned=TURNED,
     )
     CACHE: gl.constexpr = CacheFormat(scale_block=SCALED)
     PLAIN: gl.constexpr = Plain(
@@ -764,6 +776,9 @@ def latent_kernel(  # noqa: PLR0913
         ),
         sink=sink_ptr,
         parts=Parts(sums=part_sums_ptr, state=part_state_ptr),
+        angles=Angles(
+            table=angles_ptr, positions=positions_ptr, lines=angle_lines, stride=angles_stride
+        ),
     )
     pages = Pages(size=page_size, inverse=page_inverse)
     sequences = None

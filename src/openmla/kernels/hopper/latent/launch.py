@@ -43,6 +43,8 @@ from openmla.kernels.gluon.ranges.launch import (
     merge_call,
     partial_results,
 )
+from openmla.kernels.gluon.turning import SOURCES as ANGLE_SOURCES
+from openmla.kernels.gluon.turning import angles_of
 from openmla.kernels.hopper.few.launch import few_calls
 from openmla.kernels.hopper.latent.kernel import latent_kernel
 from openmla.kernels.hopper.latent.plan import (
@@ -95,6 +97,7 @@ SOURCES: Sources = {
     "second_request_ptr": "second_request",
     "second_begin_ptr": "second_begin",
     "cu_ptr": "cu_seqlens_q",
+    **ANGLE_SOURCES,
     "part_sums_ptr": WORKSPACE,
     "part_state_ptr": WORKSPACE,
     "counter_ptr": COUNTER,
@@ -222,6 +225,7 @@ def _arguments(plan: Plan, rows: RowsLaunch, op: Operands, results: Results) -> 
         "counter_ptr": launch_counter(op.q.device) if rows.draws else None,
         **outputs(results),
         **scale_arguments(op.weights.scale),
+        **angles_of(op.turn_back if isinstance(op, AttendOperands) else None),
         **_queries(config, op.q, packed=isinstance(op, LatentOperands)),
         **_boxes(config, rows, op),
         "sink_ptr": vector(op.weights.sink),
@@ -234,7 +238,7 @@ def numbers(plan: Plan, problem: Problem) -> list[LaunchNumbers] | None:
     """What the number of tokens decides of a launch over lists of rows that are read as they are.
     Sequences over pages, and whether FP8 rows are worth a workspace, are planned anew."""
     config: HopperLatentConfig = plan.config
-    several = problem.span or problem.second is not None
+    several = problem.is_attend
     if config.cache_read.mode != "plain" or problem.form != "sparse" or plan.variant.few or several:
         return None
     described = dict.fromkeys(("q_half_desc", "q_rope_desc"), Extent(0, problem.total_q))

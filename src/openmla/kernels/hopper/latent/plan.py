@@ -251,8 +251,7 @@ class HopperLatentConfig(HopperBlock):
 
     def few_queries(self, problem: Problem) -> FewQueries | None:
         """Three launches for a problem's lists, if they are faster than one."""
-        several = problem.span or problem.second is not None
-        if problem.form != "sparse" or (several and not only_v4(problem)):
+        if problem.form != "sparse" or (problem.is_attend and not only_v4(problem)):
             return None
         if reads_once(problem):
             return None

@@ -52,6 +52,8 @@ class How(NamedTuple):
     """Whether K arrives by cp.async or TMA; else the producer dequantizes it and stores it."""
     is_split: Any
     """Whether requests may be split into ranges of keys."""
+    turned: Any = 0
+    """Columns of the results that are turned back; 0: none."""
 
 
 class TileLayouts(NamedTuple):
@@ -406,6 +408,8 @@ class Results(NamedTuple):
     sink: Any
     parts: Any
     """`Parts`; their pointers are None where no request is split."""
+    angles: Any = None
+    """`Angles`; not looked at where nothing is turned back."""
 
 
 class State(NamedTuple):

@@ -62,7 +62,8 @@ def sparse(config: CpuConfig, op: Sparse, results: Results) -> None:
         _few(config, op, results, flops)
         return
     sources = tuple(read_once(source) for source in op.sources)
-    op = AttendOperands(op.q, sources, op.d_v, op.weights)
+    turn = op.turn_back if isinstance(op, AttendOperands) else None
+    op = AttendOperands(op.q, sources, op.d_v, op.weights, turn)
     spans = [isinstance(source, Span) for source in op.sources]
     together = config.tokens_together(heads, keys, total, shared=all(spans))
     tokens = config.tokens_together(heads, keys, total, shared=True) if any(spans) else together

@@ -37,7 +37,7 @@ class Stored(NamedTuple):
 
 
 class ChunkedRows(NamedTuple):
-    """Constants: how rows of a format hold their quantized columns, 64 bytes (a chunk) at a time."""
+    """Constants: how rows of a format hold quantized columns, chunks of 64 bytes."""
 
     chunks: int
     columns: int

@@ -76,10 +76,12 @@ def rows_at(source, rows, listed, is_second, STORED: gl.constexpr):
         way += way_of(STORED, False)
     elif is_second != 0:
         places = places_of(rows.second, in_pool(source.second, listed))
-        way += way_of(STORED, True)
+        if not has_one_way(STORED):
+            way += way_of(STORED, True)
     else:
         places = places_of(rows, in_pool(source, listed))
-        way += way_of(STORED, False)
+        if not has_one_way(STORED):
+            way += way_of(STORED, False)
     scales = ()
     if words_ahead(STORED) == 0:
         scales = load_scales(places)

@@ -1,5 +1,5 @@
-"""How the latent kernel fills a block with rows of DeepSeek-V4 or V4.1: `fp8_584`, and the formats of
-v41_chunks.py. The producer is that of rows_several.py.
+"""How the latent kernel fills a block with rows of DeepSeek-V4 (`fp8_584`) or of V4.1 (the formats
+of v41_chunks.py). The producer is that of rows_several.py.
 
 Columns are loaded into registers, a chunk of 64 bytes at a time and some chunks ahead, also across
 blocks and work items: memory answers while earlier chunks are converted and stored, and nothing
@@ -12,16 +12,18 @@ that they will fill, so that a block waits first for its tile and then for memor
 | 2 | wait until left and right are empty; copy a bf16 tail to the end of right (cp.async) |
 | 3 | chunks of the left half to left, the others to right; load those that come AHEAD later |
 
-Sources may have rows of different formats, as V4.1's window and its compressed rows do. The chunks
-that are loaded ahead are then as many as the longer rows have; where the next block has the shorter
-ones, the rest is masked.
+Sources may have rows of different formats, as V4.1's window and its compressed rows do. Ahead are
+then as many chunks as the shorter rows have; a block of longer ones loads its last chunks itself.
 
-| a block of | loads | when a chunk is stored |
-|---|---|---|
-| fp8_584 | 7 chunks of the next block | one each |
-| fp8_528_v41 | its own last chunk, 7 of the next block | one each |
-| fp4_288 beside longer rows | 7 of the next block | two each, after the last chunk one |
-| fp4_288 | 4 of the next block | one each |
+| a block of | loads, one when a chunk is stored |
+|---|---|
+| fp8_584 | 7 chunks of the next block |
+| fp8_528_v41 | its own last two, 6 of the next block |
+| fp8_528_v41 beside fp4_288 | its own last four, 4 of the next block |
+| fp4_288 | 4 of the next block |
+
+Scales of V4's rows are loaded with the places of rows. Of V4.1's there are twice as many: a word of
+the next block is loaded when that of this block has been used, into the same registers.
 
 Ordinary stores write the tiles that wgmma will read. One thread arrives for all 128 when a tile is
 written, and the warp-group that waits for it fences it (`wait_tile` of signals.py).
@@ -32,7 +34,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from openmla.kernels.gluon.dequantize.records import RowPlaces
 from openmla.kernels.gluon.dequantize.v4_rows import (
     copy_tail,
     dequantized_chunk,
@@ -53,6 +54,8 @@ LANES = gl.constexpr(4)  # that hold the 64 bytes of a chunk of a row
 # longer (H200, two caches, 128 lists of 128 + 512 rows and of 128 + 1024, and 2048 lists; no
 # register is spilled).
 AHEAD = gl.constexpr(7)
+# Of V4.1's: with 7, Triton 3.7 spills three registers, 15 where it reads pages (compiled, not run).
+AHEAD_V41 = gl.constexpr(6)
 HALF = gl.constexpr(256)  # columns of a tile
 
 
@@ -89,19 +92,16 @@ def words_ahead(stored):
 
 
 @gluon.constexpr_function
-def chunks_ahead(stored, most):
+def chunks_ahead(stored, most, most_v41):
     """Chunks of a block that are loaded while the block before it is filled."""
-    return min(most, max(rows_of(stored, 0).chunks, rows_of(stored, 1).chunks))
+    most = most_v41 if words_ahead(stored) else most
+    return min(most, rows_of(stored, 0).chunks, rows_of(stored, 1).chunks)
 
 
 @gluon.constexpr_function
-def loads_before(chunk, chunks, ahead):
-    """Chunks that are loaded before chunk 0, 1 … of a block is stored, besides its first ones.
-
-    >>> [loads_before(c, 4, 7) for c in range(5)]
-    [0, 2, 4, 6, 7]
-    """
-    return -(-max(chunks, ahead) * chunk // chunks)
+def last_chunk_of(word, rows):
+    """The chunk of `ChunkedRows` after which a word of scales is not needed any more."""
+    return min((word + 1) * rows.scale_chunks, rows.chunks) - 1
 
 
 @gluon.jit
@@ -109,40 +109,20 @@ def word_ahead(block, number: gl.constexpr, STORED: gl.constexpr):
     """Word `number` of the scales of a block, as v41_chunks.py has them."""
     FIRST: gl.constexpr = rows_of(STORED, 0)
     SECOND: gl.constexpr = rows_of(STORED, 1)
-    count = FIRST.scale_words
-    step = FIRST.scale_step
-    if FIRST.scale_words != SECOND.scale_words:
+    if FIRST == SECOND:
+        count, step = FIRST.scale_words, FIRST.scale_step
+    else:
         count = gl.where(block.way != 0, SECOND.scale_words, FIRST.scale_words)
-    if FIRST.scale_step != SECOND.scale_step:
         step = gl.where(block.way != 0, SECOND.scale_step, FIRST.scale_step)
     return load_half_scales(block.places, number, count, step, LANES, WARPS)
-
-
-@gluon.jit
-def load_ahead(block, C: gl.constexpr, STORED: gl.constexpr):
-    """Words of chunk C of a block; zeros where its rows have no such chunk."""
-    FIRST: gl.constexpr = rows_of(STORED, 0).chunks
-    SECOND: gl.constexpr = rows_of(STORED, 1).chunks
-    if min(FIRST, SECOND) > C:
-        return load_chunk(block.places, C, LANES, WARPS)
-    else:
-        has_chunk = gl.where(block.way != 0, SECOND, FIRST) > C
-        places = RowPlaces(
-            words=block.places.words,
-            scales=block.places.scales,
-            is_there=block.places.is_there,
-            is_quantized=block.places.is_quantized & has_chunk,
-            start=block.places.start,
-        )
-        return load_chunk(places, C, LANES, WARPS)
 
 
 @gluon.jit
 def first_chunks(block, STORED: gl.constexpr):
     """What is loaded of a block ahead: chunks, and then scales where they are as V4.1's."""
     chunks = ()
-    for c in gl.static_range(chunks_ahead(STORED, AHEAD)):
-        chunks += (load_ahead(block, c, STORED),)
+    for c in gl.static_range(chunks_ahead(STORED, AHEAD, AHEAD_V41)):
+        chunks += (load_chunk(block.places, c, LANES, WARPS),)
     for i in gl.static_range(words_ahead(STORED)):
         chunks += (word_ahead(block, i, STORED),)
     return chunks
@@ -161,13 +141,12 @@ def fill(
     WAY: gl.constexpr,
     STORED: gl.constexpr,
 ):
-    """Fill the tiles of block b with quantized rows that are read in a way, whose first chunks are
-    loaded. Returns the first chunks of the block `after`."""
+    """Fill the tiles of block b with quantized rows that are read in a way. chunks: what
+    `first_chunks` loaded of it; returns the same of the block `after`."""
     ROWS: gl.constexpr = rows_of(STORED, WAY)
     CHUNKS: gl.constexpr = ROWS.chunks
     IN_HALF: gl.constexpr = HALF // ROWS.columns
-    NEXT: gl.constexpr = chunks_ahead(STORED, AHEAD)
-    OWN: gl.constexpr = max(CHUNKS, NEXT)  # those of the block after this one are behind them
+    NEXT: gl.constexpr = chunks_ahead(STORED, AHEAD, AHEAD_V41)
     WORDS: gl.constexpr = words_ahead(STORED)
     left, right = tiles.left.index(b), tiles.right.index(b)
     mbarrier.wait(bars.k_empty.index(2 * b), phase)
@@ -178,24 +157,23 @@ def fill(
     ready = bars.valid_ready.index(b)
     put_validity(validity_of(validity, b), block.places.is_there, ready, LANES)
     words = ()
+    for i in gl.static_range(WORDS):
+        words += (chunks[NEXT + i],)
     for c in gl.static_range(CHUNKS):
+        chunk = chunks[c if c < NEXT else c + WORDS]
         if WORDS > 0:
-            of_chunk = chunks[NEXT + c // ROWS.scale_chunks]
-            columns = columns_of_chunk(
-                chunks[c if c < NEXT else c + WORDS], of_chunk, c, ROWS, LANES, WARPS
-            )
+            word = words[c // ROWS.scale_chunks]
+            columns = columns_of_chunk(chunk, word, c, ROWS, LANES, WARPS)
         else:
-            columns = dequantized_chunk(chunks[c], scale_of(block.scales, c))
+            columns = dequantized_chunk(chunk, scale_of(block.scales, c))
         tile = left if c < IN_HALF else right
         tile.slice(c % IN_HALF * ROWS.columns, ROWS.columns, dim=1).store(columns)
-        for n in gl.static_range(loads_before(c, CHUNKS, NEXT), loads_before(c + 1, CHUNKS, NEXT)):
-            if n + NEXT < OWN:
-                chunks += (load_chunk(block.places, n + NEXT, LANES, WARPS),)
-            else:
-                chunks += (load_ahead(after, n + NEXT - OWN, STORED),)
+        if c + NEXT < CHUNKS:
+            chunks += (load_chunk(block.places, c + NEXT, LANES, WARPS),)
+        else:
+            chunks += (load_chunk(after.places, c + NEXT - CHUNKS, LANES, WARPS),)
         for i in gl.static_range(WORDS):
-            # Where the last chunk has been that needed this word of the block's own.
-            if c == min((i + 1) * ROWS.scale_chunks, CHUNKS) - 1:
+            if c == last_chunk_of(i, ROWS):
                 words += (word_ahead(after, i, STORED),)
         if c == IN_HALF - 1:
             mbarrier.arrive(bars.k_ready.index(2 * b), count=THREADS)
@@ -204,7 +182,7 @@ def fill(
     mbarrier.arrive(bars.k_ready.index(2 * b + 1), count=THREADS)
     loaded = ()
     for c in gl.static_range(NEXT):
-        loaded += (chunks[OWN + WORDS + c],)
+        loaded += (chunks[CHUNKS + WORDS + c],)
     for i in gl.static_range(WORDS):
-        loaded += (words[i],)
+        loaded += (words[WORDS + i],)
     return loaded

@@ -119,6 +119,9 @@ PROBLEMS |= {
     f"{V4.name} span and {V41_FP4.name} list": replace(_SPAN, second=_V41_ENTRIES),
     f"bf16 span and {V41_FP4.name} list": replace(_BF16_SPAN, second=_V41_ENTRIES),
     f"{V41_SPLIT.name} span": _V41_SPAN,
+    f"{V41_SPLIT.name} span and {V41_FP4.name} list, few": replace(
+        _V41_SPAN, total_q=2, table_keys=1024, second=_V41_ENTRIES
+    ),
     f"{V4.name} two lists, few": replace(_WINDOW, total_q=4, second=_ENTRIES),
     f"{V4.name} two spans, few": replace(_SPAN, total_q=2, table_keys=1024, second=_ALL),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from openmla.lab.testing.executed.prepare import prepared_call
 from openmla.lab.testing.memory.poison import differences
 from openmla.lab.testing.simulate import plan_on
 from openmla.operands import AttendOperands
-from two_sources import Setup, new_results, operands
+from two_sources import Setup, new_results, operands, read_by
 
 WINDOWS = {
     "128+64->128": dense(100, 300, window=70, seed=21),
@@ -40,6 +41,10 @@ SOURCES = {
     "V4.1, split": Setup(
         formats=("fp8_528_v41_split", "fp4_288_split"), first=(65,), second=(64,), seed=1
     ),
+}
+FEW = {
+    name: replace(setup, first=(100,), second=(260,), lengths=False)
+    for name, setup in SOURCES.items()
 }
 
 
@@ -65,16 +70,26 @@ def tensors_of(op: AttendOperands) -> Iterator[torch.Tensor]:
         yield op.weights.sink
 
 
+LAUNCHES = {"whole": 3, "in_kernel": 1, "few queries": 3}
+
+
 @pytest.mark.executed
+@pytest.mark.parametrize("way", LAUNCHES)
 @pytest.mark.parametrize("name", SOURCES)
-def test_rows_of_v41(name: str) -> None:
+def test_rows_of_v41(name: str, way: str) -> None:
+    """Pools dequantized whole, rows read where they lie, or in three launches for few queries."""
     op = operands(SOURCES[name])
     results = new_results(op)
-    chosen = plan_on("h200", op, results, 2)
-    assert chosen.kernel_name == "attend"
+    few = way == "few queries"
+    if few:
+        op = operands(FEW[name])
+        results = new_results(op)
+    chosen = plan_on("h200", op, results, 0 if few else 2)
+    assert chosen.kernel_name == "attend" and (chosen.variant.few is not None) == few
+    chosen = chosen if few else read_by(chosen, way)
     inputs = {x.untyped_storage().data_ptr() for x in tensors_of(op)}
     prepared = [prepared_call(call, "h200", inputs) for call in calls(chosen, op, results)]
-    assert len(prepared) == 3
+    assert len(prepared) == LAUNCHES[way]
     outcomes = []
     for schedule in SCHEDULES:
         results.out.fill_(torch.nan)

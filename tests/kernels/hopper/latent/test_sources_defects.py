@@ -189,8 +189,8 @@ DEFECTS = [
     wrong(
         "bf16 rows are taken for V4's",
         SEVERAL,
-        "            way += way_of(STORED, False)",
-        "            way += way_of(STORED, True)",
+        "if not has_one_way(STORED):\n            way += way_of(STORED, False)",
+        "if not has_one_way(STORED):\n            way += way_of(STORED, True)",
         "bf16 and V4",
     ),
     wrong(

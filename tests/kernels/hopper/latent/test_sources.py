@@ -509,22 +509,34 @@ def test_few_queries_by_the_places_of_both_sources() -> None:
     assert plan(v4(total_q=4, table_keys=2**20), "h200").variant.few is None  # a large workspace
 
 
+@pytest.mark.parametrize(
+    ("formats", "kv_format"),
+    [(("fp8_584", "fp8_584"), None), (V41_SPLIT, "V41"), (V41, None)],
+    ids=["V4", "V4.1, older", "V4.1, newest"],
+)
 @pytest.mark.parametrize("queries", [1, 9])
 def test_flash_mla_over_two_caches_on_an_h200(
-    queries: int, monkeypatch: pytest.MonkeyPatch
+    queries: int,
+    formats: tuple[str, str],
+    kv_format: str | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """FlashMLA's call reaches the Hopper kernels by itself: three launches, or one."""
-    count = (70,) * queries
-    op = operands(Setup(first=count, second=(260 if queries == 1 else 1,) * queries, heads=16))
+    second = (260 if queries == 1 else 1,) * queries
+    setup = Setup(first=(70,) * queries, second=second, heads=16, formats=formats)
+    if formats != ("fp8_584", "fp8_584"):
+        setup = replace(setup, spare=4096)  # too many rows to dequantize them all
+    op = operands(setup)
     first, second = op.sources
     assert isinstance(first, Listed) and isinstance(second, Listed)
     target = target_by_name("h200")
     monkeypatch.setattr(dispatch, "device_target", lambda device: replace(target, sm_count=6))
     caches = []
     for source in (first, second):
-        data = source.rows.data  # type: ignore[union-attr]
+        assert isinstance(source.rows, openmla.LatentCache)
+        data, row = source.rows.data.view(torch.uint8), source.rows.layout.row_bytes
         pages, size, _ = data.shape
-        raw = data.as_strided((pages, size, 1, 584), (data.stride(0), 584, 584, 1))
+        raw = data.as_strided((pages, size, 1, row), (data.stride(0), row, row, 1))
         caches.append(raw.view(torch.float8_e4m3fn))
     with intercept(resident=2) as reports:
         out, lse = flash_mla_with_kvcache(
@@ -543,6 +555,7 @@ def test_flash_mla_over_two_caches_on_an_h200(
             extra_indices_in_kvcache=second.indices[:, None],
             topk_length=first.lengths,
             extra_topk_length=second.lengths,
+            kv_format=kv_format,
         )
     assert_clean(reports)
     assert len(reports) == (3 if queries == 1 else 1)

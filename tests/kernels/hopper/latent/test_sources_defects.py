@@ -300,8 +300,8 @@ V41_DEFECTS = [
     wrong(
         "scales of the chunk before",
         V4_ROWS,
-        "word = words[c // ROWS.scale_chunks]",
-        "word = words[max(c - 1, 0) // ROWS.scale_chunks]",
+        "chunk, words[c // ROWS.scale_chunks]",
+        "chunk, words[max(c - 1, 0) // ROWS.scale_chunks]",
         "V4.1",
     ),
     wrong(

@@ -162,8 +162,7 @@ def fill(
     for c in gl.static_range(CHUNKS):
         chunk = chunks[c if c < NEXT else c + WORDS]
         if WORDS > 0:
-            word = words[c // ROWS.scale_chunks]
-            columns = columns_of_chunk(chunk, word, c, ROWS, LANES, WARPS)
+            columns = columns_of_chunk(chunk, words[c // ROWS.scale_chunks], c, ROWS, LANES, WARPS)
         else:
             columns = dequantized_chunk(chunk, scale_of(block.scales, c))
         tile = left if c < IN_HALF else right

@@ -214,25 +214,6 @@ def store_chunk(tile, chunks, C: gl.constexpr):
 
 
 @gluon.jit
-def finish(tiles, chunks, SIDE: gl.constexpr):
-    """Wait until the left half of the rows (SIDE 0), or the rest of them (1), is in its
-    `ColumnTiles`. chunks: what `begin` returned."""
-    COUNT: gl.constexpr = tiles.left.shape[1] // CHUNK
-    NUMBER: gl.constexpr = len(chunks.words)
-    if NUMBER == 0 or SIDE == 1:
-        async_copy.wait_group(1 - SIDE)
-    if NUMBER > 0:
-        half = tiles.left if SIDE == 0 else tiles.right
-        for c in gl.static_range(COUNT):
-            tile = half.slice(c * CHUNK, CHUNK, dim=1)
-            store_chunk(tile, chunks, SIDE * COUNT + c)
-        if SIDE == 1 and NUMBER > 2 * COUNT:
-            tiles.rope.store(dequantized(chunks.words[2 * COUNT], chunks.scales[2 * COUNT]))
-    fence_async_shared()
-    thread_barrier()
-
-
-@gluon.jit
 def store_half(half, chunks, SIDE: gl.constexpr, ROWS: gl.constexpr):
     """Dequantize what `begin_v41` loaded of the left columns (SIDE 0) or the right ones. ROWS:
     `ChunkedRows`."""
@@ -244,19 +225,35 @@ def store_half(half, chunks, SIDE: gl.constexpr, ROWS: gl.constexpr):
 
 
 @gluon.jit
-def finish_v41(tiles, chunks, is_second, SIDE: gl.constexpr, STORED: gl.constexpr):
-    """What `finish` does, with what `begin_v41` returned."""
+def store_rows(half, chunks, is_second, SIDE: gl.constexpr, STORED: gl.constexpr):
+    """`store_half` of rows of the format that their source has."""
     FIRST: gl.constexpr = rows_of(STORED, 0)
     SECOND: gl.constexpr = rows_of(STORED, 1)
-    if SIDE == 1:
-        async_copy.wait_group(0)
-    half = tiles.left if SIDE == 0 else tiles.right
     if FIRST == SECOND:
         store_half(half, chunks, SIDE, FIRST)
     elif is_second != 0:
         store_half(half, chunks, SIDE, SECOND)
     else:
         store_half(half, chunks, SIDE, FIRST)
+
+
+@gluon.jit
+def finish(tiles, chunks, is_second, SIDE: gl.constexpr, STORED: gl.constexpr):
+    """Wait until the left half of the rows (SIDE 0), or the rest of them (1), is in its
+    `ColumnTiles`. chunks: what `begin`, `begin_v4` or `begin_v41` returned."""
+    COUNT: gl.constexpr = tiles.left.shape[1] // CHUNK
+    NUMBER: gl.constexpr = len(chunks.words)
+    if NUMBER == 0 or SIDE == 1:
+        async_copy.wait_group(1 - SIDE)
+    if words_ahead(STORED) > 0:
+        store_rows(tiles.left if SIDE == 0 else tiles.right, chunks, is_second, SIDE, STORED)
+    elif NUMBER > 0:
+        half = tiles.left if SIDE == 0 else tiles.right
+        for c in gl.static_range(COUNT):
+            tile = half.slice(c * CHUNK, CHUNK, dim=1)
+            store_chunk(tile, chunks, SIDE * COUNT + c)
+        if SIDE == 1 and NUMBER > 2 * COUNT:
+            tiles.rope.store(dequantized(chunks.words[2 * COUNT], chunks.scales[2 * COUNT]))
     fence_async_shared()
     thread_barrier()
 
@@ -399,6 +396,7 @@ def scores_kernel(  # noqa: PLR0913
     if part < 2 * PARTS * steps_of(count):
         if page_rows is None:
             keys = listed(source, query, count, part * SPAN, SPAN, KL)
+            is_second = 0
         else:
             keys, is_second = sources_of(source, query, part * SPAN, SPAN, KL)
         q_left = gl.allocate_shared_memory(DTYPE, [HEADS, HALF], LAYOUTS.latent)
@@ -435,18 +433,12 @@ def scores_kernel(  # noqa: PLR0913
         else:
             chunks = begin_v41(k, places_in(source, data, keys, is_second), is_second, STORED)
         seen = gl.convert_layout(keys >= 0, gl.SliceLayout(0, SL))
-        if STORED is None or words_ahead(STORED) == 0:
-            finish(k, chunks, 0)
-        else:
-            finish_v41(k, chunks, is_second, 0, STORED)
+        finish(k, chunks, is_second, 0, STORED)
         tma_store(v_half_desc, [gl.program_id(0) * SPAN, 0], k_left)
         mbarrier.wait(q_ready.index(0), 0)
         S = gl.zeros([HEADS, SPAN], gl.float32, SL)
         S = warpgroup_mma(q_left, k_left.permute((1, 0)), S, use_acc=False, is_async=True)
-        if STORED is None or words_ahead(STORED) == 0:
-            finish(k, chunks, 1)
-        else:
-            finish_v41(k, chunks, is_second, 1, STORED)
+        finish(k, chunks, is_second, 1, STORED)
         tma_store(v_half_desc, [gl.program_id(0) * SPAN, HALF], k_right)
         S, _, _ = warpgroup_mma_wait(0, deps=(S, q_left, k_left))  # tiles keep their place so long
         if DIMS.rope == 0:

@@ -86,7 +86,7 @@ def rows_of(stored, way):
 def words_ahead(stored):
     """Words of scales that are loaded as v41_chunks.py has them, of V4's rows too where these lie
     beside V4.1's; 0 where there are none of V4.1's, and `load_scales` loads V4's."""
-    if all(name in ("bf16", "fp8_584") for name in stored):
+    if stored is None or all(name in ("bf16", "fp8_584") for name in stored):
         return 0
     return max(rows_of(stored, 0).scale_words, rows_of(stored, 1).scale_words)
 

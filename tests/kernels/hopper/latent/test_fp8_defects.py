@@ -306,8 +306,8 @@ DEFECTS = [
         "a workspace is read while it is filled",
         Kind.RACE,
         "latent.kernel",
-        "        wait_for_kernel_before()\n    if rows.page_rows",
-        "        pass\n    if rows.page_rows",
+        "        wait_for_kernel_before()\n    if STORED",
+        "        pass\n    if STORED",
         held=1000,
     ),
     Fp8Defect(

@@ -63,7 +63,8 @@ def copies_some(stored):
 @gluon.constexpr_function
 def has_one_way(stored):
     """Whether all rows are quantized in one format."""
-    return not copies_some(stored) and stored.first == stored.second
+    first, second = ways_of(stored)
+    return first == second != "bf16"
 
 
 @gluon.jit

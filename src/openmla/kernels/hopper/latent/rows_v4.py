@@ -62,16 +62,15 @@ HALF = gl.constexpr(256)  # columns of a tile
 @gluon.constexpr_function
 def ways_of(stored):
     """The formats of `Stored` as ways to read a block, 0 and 1: one format is both, and bf16 rows,
-    which are copied, are way 1."""
-    if stored.first == "bf16":
-        return stored.second, stored.first
-    return stored.first, stored.second
+    which are copied, are way 1. (In Triton 3.6 the fields of a constant have no names here.)"""
+    first, second = stored
+    return (second, first) if first == "bf16" else (first, second)
 
 
 @gluon.constexpr_function
 def way_of(stored, is_second):
     """The way in which blocks of a source are read."""
-    name = stored.second if is_second else stored.first
+    name = stored[1] if is_second else stored[0]
     return int(name == "bf16" or name != ways_of(stored)[0])
 
 

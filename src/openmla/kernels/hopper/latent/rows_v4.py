@@ -18,7 +18,7 @@ then as many chunks as the shorter rows have; a block of longer ones loads its l
 | a block of | loads, one when a chunk is stored |
 |---|---|
 | fp8_584 | 7 chunks of the next block |
-| fp8_528_v41 | its own last two, 6 of the next block |
+| fp8_528_v41 | its own last three, 5 of the next block |
 | fp8_528_v41 beside fp4_288 | its own last four, 4 of the next block |
 | fp4_288 | 4 of the next block |
 
@@ -54,8 +54,8 @@ LANES = gl.constexpr(4)  # that hold the 64 bytes of a chunk of a row
 # longer (H200, two caches, 128 lists of 128 + 512 rows and of 128 + 1024, and 2048 lists; no
 # register is spilled).
 AHEAD = gl.constexpr(7)
-# Of V4.1's: with 7, Triton 3.7 spills three registers, 15 where it reads pages (compiled, not run).
-AHEAD_V41 = gl.constexpr(6)
+# Of V4.1's: with 6, Triton 3.6 spills 15 registers (compiled, not run).
+AHEAD_V41 = gl.constexpr(5)
 HALF = gl.constexpr(256)  # columns of a tile
 
 

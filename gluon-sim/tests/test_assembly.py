@@ -91,6 +91,22 @@ def test_bytes_of_two_words_are_picked():
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("or.b32 $0, $1, $2;", lambda x: x[0] | x[1]),
+        ("shl.b32 $0, $1, 4;", lambda x: x[0] << 4),
+        ("shl.b32 $0, $1, 33;", lambda x: x[0] * 0),
+        ("shr.u32 $0, $1, 16;", lambda x: (x[0] >> 16) & 0xFFFF),
+        ("shr.u32 $0, $1, 32;", lambda x: x[0] * 0),
+    ],
+)
+def test_bits_are_joined_and_moved(text: str, expected):
+    x, out, kinds = run(text)
+    assert not kinds
+    assert torch.equal(out, expected(x))
+
+
 def test_a_bit_selects():
     text = (
         "{ .reg .pred p; .reg .b32 t; and.b32 t, $1, 8; setp.ne.b32 p, t, 0; "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from openmla.lab.testing.memory.poison import differences
 from openmla.lab.testing.simulate import plan_on
 from openmla.operands import AttendOperands
 from openmla.planning import Plan
-from two_sources import Setup, new_results, operands
+from two_sources import Setup, new_results, operands, read_by
 
 WINDOWS = {
     "128+64->128": dense(100, 300, window=70, seed=21),
@@ -41,6 +42,10 @@ SOURCES = {
     "V4.1, split": Setup(
         formats=("fp8_528_v41_split", "fp4_288_split"), first=(65,), second=(64,), seed=1
     ),
+}
+FEW = {
+    name: replace(setup, first=(100,), second=(260,), lengths=False)
+    for name, setup in SOURCES.items()
 }
 
 
@@ -76,11 +81,19 @@ def tensors_of(op: AttendOperands) -> Iterator[torch.Tensor]:
         yield from (op.turn_back.table, op.turn_back.positions)
 
 
+LAUNCHES = {"whole": 3, "in_kernel": 1, "few queries": 3}
+
+
 @pytest.mark.executed
+@pytest.mark.parametrize("way", LAUNCHES)
 @pytest.mark.parametrize("name", SOURCES)
-def test_rows_of_v41(name: str) -> None:
-    op = operands(SOURCES[name])
-    check(op, plan_on("h200", op, new_results(op), 2), launches=3)
+def test_rows_of_v41(name: str, way: str) -> None:
+    """Pools dequantized whole, rows read where they lie, or in three launches for few queries."""
+    few = way == "few queries"
+    op = operands((FEW if few else SOURCES)[name])
+    chosen = plan_on("h200", op, new_results(op), 0 if few else 2)
+    assert (chosen.variant.few is not None) == few
+    check(op, chosen if few else read_by(chosen, way), LAUNCHES[way])
 
 
 @pytest.mark.executed

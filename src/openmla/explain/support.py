@@ -88,6 +88,12 @@ FEATURES: dict[str, AnyProblem] = {
     "window and list 512+0, fp8_528_v41 and fp4_288 (DeepSeek-V4.1)": replace(
         _WINDOW, kv_dtype="fp8_528_v41", second=replace(_ENTRIES, kv_dtype="fp4_288")
     ),
+    "window and list 512+0, fp8_528_v41 and fp4_288, pools of a million rows": replace(
+        _WINDOW,
+        kv_dtype="fp8_528_v41",
+        total_k=1 << 20,
+        second=replace(_ENTRIES, kv_dtype="fp4_288", total_k=1 << 20),
+    ),
     "index scores, 64 heads, pages of 64": _SCORES,
     "index scores, 64 heads, contiguous keys": replace(_SCORES, page_size=0),
     "index scores, 32 heads, pages of 64, FP4 keys (DeepSeek-V4.1)": replace(

@@ -32,6 +32,7 @@ ROWS = Case(
     return_max_logits=True,
 )
 PAGED = replace(ROWS, kv="bf16", page_size=16)
+WITHOUT_ROPE = replace(PAGED, d_nope=512, d_v=512, d_rope=0, rope="none")
 CASES = {
     "dense": DENSE,
     "dense, pages": replace(DENSE, rope="cache", kv="bf16", page_size=16),
@@ -40,6 +41,8 @@ CASES = {
     "rows, pages": PAGED,
     "rows, fp8": replace(PAGED, kv="fp8_656", d_nope=512, d_v=512),
     "rows, fp8 and scales": replace(PAGED, kv="fp8_block32"),
+    "rows, V4.1's": replace(WITHOUT_ROPE, kv="fp8_528_v41_split"),
+    "rows, V4.1's e2m1": replace(WITHOUT_ROPE, kv="fp4_288"),
     "sequences": replace(
         PAGED,
         form="latent",

@@ -139,6 +139,11 @@ def _permuted(low: Array, high: Array, places: Array) -> Array:
     return result
 
 
+def _shifted(a: Array, by: Array, shift: Callable[..., Array]) -> Array:
+    """shl.b32, shr.u32: a shift by 32 places or more leaves nothing."""
+    return np.where(by < 32, shift(a, np.minimum(by, np.uint32(31))), np.uint32(0))
+
+
 def _fused(a: Array, b: Array, c: Array) -> Array:
     """a * b + c, the product exact."""
     return (a.astype(np.float64) * b + c).astype(np.float32)
@@ -162,6 +167,9 @@ _RESULTS: dict[str, tuple[tuple[int, ...], Callable[..., Any]]] = {
     "mov.u32": ((32,), lambda a: a),
     "mov.f32": ((32,), lambda a: a),
     "and.b32": ((32, 32), lambda a, b: a & b),
+    "or.b32": ((32, 32), lambda a, b: a | b),
+    "shl.b32": ((32, 32), lambda a, b: _shifted(a, b, np.left_shift)),
+    "shr.u32": ((32, 32), lambda a, b: _shifted(a, b, np.right_shift)),
     "prmt.b32": ((32, 32, 32), _permuted),
     "selp.f32": ((32, 32, 1), lambda a, b, test: np.where(test, a, b)),
     "mul.f32": ((32, 32), _float(lambda a, b: a * b)),

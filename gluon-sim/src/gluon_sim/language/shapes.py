@@ -68,9 +68,11 @@ def range(*bounds: Any, **_: Any) -> Iterator[Tensor]:
         yield Tensor(dtype.register(i), dtype)
 
 
-def convert_layout(x: Tensor, layout: Any = None, **_: Any) -> Tensor:
+def convert_layout(x: Tensor | Pointer, layout: Any = None, **_: Any) -> Tensor | Pointer:
     """Layouts carry no values; only the cluster split of the new one is kept. A layout that was
     inferred is not known here: it splits as the value that it was inferred from."""
+    if isinstance(x, Pointer):
+        return x
     if x.split is not None and layout is not None and _split(layout) != x.split:
         x.require_whole("a layout conversion")
     return Tensor(x.value, x.dtype, x.split, layout)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from openmla.arithmetic import Limit
-from openmla.formats import FORMATS, V4
+from openmla.formats import FORMATS
 from openmla.kernels.hopper.backward.plan import HOPPER_BACKWARD
 from openmla.kernels.hopper.dense.plan import Dense, HopperDenseConfig, select_hopper_dense_config
 from openmla.kernels.hopper.dense_fp8.plan import (
@@ -17,9 +17,9 @@ from openmla.kernels.hopper.dense_fp8.plan import (
 )
 from openmla.kernels.hopper.indexer.plan import INDEX_KERNELS
 from openmla.kernels.hopper.latent.plan import (
+    CHUNKED_CACHES,
     ONCE_CACHES,
     ROW_CACHES,
-    V41_CACHES,
     HopperLatentConfig,
     most_places,
     reads_once,
@@ -234,7 +234,7 @@ _FP8_ROWS = {**_ROWS, ("d_nope", "d_v"): OneOf((512, 512)), "d_rope": OneOf(0, 6
 _FP8_OVER_CACHES = tuple(("e4m3", name, name, name) for name in _CACHES)
 _BF16_OVER_CACHES = tuple(("bf16", name, name, name) for name in (*ROW_CACHES, *ONCE_CACHES))
 # Rows of several sources.
-_SOURCES = ("bf16", V4.name, *V41_CACHES)
+_SOURCES = ("bf16", *CHUNKED_CACHES)
 
 _DENSE = {
     "heads": Range(1, MAX_HEADS),
@@ -278,7 +278,7 @@ _WINDOWED: Limit[Problem] = Limit(
     ),
 )
 _V4_WIDTHS: Limit[Problem] = Limit(
-    lambda p: p.kv_dtype != V4.name or (p.d_nope, p.d_rope) == (512, 0),
+    lambda p: p.kv_dtype not in CHUNKED_CACHES or (p.d_nope, p.d_rope) == (512, 0),
     lambda p: f"kv_dtype {p.kv_dtype} at {p.d_nope} + {p.d_rope} columns: 512 + 0 are served",
 )
 _ONCE_WIDTHS: Limit[Problem] = Limit(
@@ -454,7 +454,6 @@ HOPPER = Family(
             },
             _SEVERAL,
             _COUNTED,
-            _ONCE_FITS,
         ),
         _rows_fp8_kernel(
             "sparse_fp8",

@@ -92,13 +92,19 @@ CASES |= {
     ),
     "pages, no sequences": replace(PAGES, q_lens=(), k_lens=(), spare=3),
 }
-ONCE = {
-    "list of fp8_528_v41_split, sink": replace(
+CASES |= {
+    "fp8_528_v41, short work items": replace(
+        V4, kv="fp8_528_v41", q_lens=(8,), topk=40, topk_lengths="ragged"
+    ),
+    "fp8_528_v41_split, sink": replace(
         V4, kv="fp8_528_v41_split", sink="mixed", page_size=2, topk_lengths="wild"
     ),
-    "list of fp4_288, 70 heads": replace(V4, kv="fp4_288", heads=70, return_max_logits=True),
+    "fp4_288, 70 heads": replace(V4, kv="fp4_288", heads=70, return_max_logits=True),
+    "fp4_288_split, long": replace(V4, kv="fp4_288_split", q_lens=(1,), topk=300, page_size=64),
     "pages, fp8_528_v41": replace(PAGES, d_rope=0, rope="none", kv="fp8_528_v41"),
     "pages, fp4_288_split": replace(PAGES, d_rope=0, rope="none", kv="fp4_288_split"),
+}
+ONCE = {
     "list of nvfp4_352, sink": replace(V32, kv="nvfp4_352", sink="mixed", topk_lengths="wild"),
     "pages, nvfp4_352": replace(PAGES, kv="nvfp4_352"),
 }
@@ -151,7 +157,15 @@ def test_right_clean_and_the_same_bits_every_way(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["fp8_656, sink", "256+32", "128+32, short work items", "fp8_584, short work items"]
+    "name",
+    [
+        "fp8_656, sink",
+        "256+32",
+        "128+32, short work items",
+        "fp8_584, short work items",
+        "fp8_528_v41, short work items",
+        "pages, fp4_288_split",
+    ],
 )
 def test_deaf_to_poison_in_the_kernel(name: str) -> None:
     case = CASES[name]

@@ -107,11 +107,10 @@ def test_right_and_deaf_to_poison(name: str) -> None:
 
 
 V41 = ("fp8_528_v41", "fp4_288")
+V41_SPLIT = ("fp8_528_v41_split", "fp4_288_split")
 V41_SETUPS = {
     "V4.1, span and list": Setup(kinds=("span", "list"), formats=V41, pages=(32, 64)),
-    "V4.1, split, 70 heads": Setup(
-        formats=("fp8_528_v41_split", "fp4_288_split"), pages=(64, 2), heads=70, seed=1
-    ),
+    "V4.1, split, 70 heads": Setup(formats=V41_SPLIT, pages=(64, 2), heads=70, seed=1),
     "V4.1, FP4 first": Setup(
         kinds=("list", "span"), formats=("fp4_288_split", "fp8_528_v41"), pages=(16, 24), seed=2
     ),
@@ -124,8 +123,38 @@ V41_SETUPS = {
     "V4.1, window alone": Setup(
         kinds=("span",), formats=("fp8_528_v41",), first=(65, 0, 63, 64, 130, 1), seed=5
     ),
+    "FP4 rows alone": Setup(
+        kinds=("span",), formats=("fp4_288",), first=(65, 0, 63, 64, 130, 1), seed=6
+    ),
+    "two windows": Setup(formats=("fp8_528_v41", "fp8_528_v41_split"), lengths=False, seed=7),
+    "FP4 rows, in both arrangements": Setup(formats=("fp4_288_split", "fp4_288"), seed=8),
+    "V4 window and FP4 rows": Setup(
+        kinds=("span", "list"), formats=("fp8_584", "fp4_288"), pages=(64, 16), seed=9
+    ),
+    "FP4 rows and V4's list": Setup(formats=("fp4_288_split", "fp8_584"), seed=10),
+    "FP4 rows and bf16 list": Setup(formats=("fp4_288", "bf16"), sink=False, seed=11),
 }
-V41_QUICK = ("V4.1, span and list", "V4.1, split, 70 heads")
+V41_QUICK = ("V4.1, span and list", "V4.1, split, 70 heads", "FP4 rows alone")
+V41_FEW = {
+    "V4.1, span and list": replace(FEW, kinds=("span", "list"), formats=V41, pages=(32, 64)),
+    "V4.1, split, 70 heads": replace(
+        FEW, formats=V41_SPLIT, heads=70, lengths=True, first=(65, 128), second=(192, 201)
+    ),
+    "FP4 rows and V4's list": replace(FEW, formats=("fp4_288", "fp8_584"), seed=1),
+    "V4's list and V4.1 window": replace(FEW, formats=("fp8_584", "fp8_528_v41"), seed=2),
+    "V4.1, window alone": Setup(
+        kinds=("span",), formats=("fp8_528_v41",), pages=(16,), first=(300,), seed=3
+    ),
+    "FP4 rows alone": Setup(
+        kinds=("span",), formats=("fp4_288_split",), pages=(16,), first=(300,), seed=4
+    ),
+}
+
+
+def quick_first(setups: dict[str, Setup]) -> list[Any]:
+    """V4.1's real pair, and rows of e2m1 alone; the others take longer."""
+    quick = {*V41_QUICK}
+    return [pytest.param(n, marks=() if n in quick else pytest.mark.long) for n in setups]
 
 
 def over_bf16_rows(op: AttendOperands) -> AttendOperands:
@@ -140,29 +169,37 @@ def over_bf16_rows(op: AttendOperands) -> AttendOperands:
     return replace(op, sources=tuple(sources))
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in V41_QUICK else pytest.mark.long) for n in V41_SETUPS]
-)
-def test_rows_of_v41_are_dequantized_once(name: str) -> None:
-    """A launch for each quantized pool, then one that has the bits of the same rows in bf16."""
+@pytest.mark.parametrize("name", quick_first(V41_SETUPS))
+def test_rows_of_v41_are_read_where_they_lie(name: str) -> None:
+    """In one launch, deaf to poison, with the bits of pools that are dequantized whole before: a
+    launch for each quantized one, then one that has the bits of the same rows in bf16."""
     op = operands(V41_SETUPS[name])
-    once = plan_on("h200", op, new_results(op), 2)
-    assert once.kernel_name == "attend" and once.word == "measured" and once.runs_today
-    outcome, reports = simulated(once, op, new_results(op), seed=1, schedule="unfair")
+    planned = plan_on("h200", op, new_results(op), 2)
+    assert planned.kernel_name == "attend" and planned.word == "simulated" and planned.runs_today
+    outcome, reports = simulated(plan_of(op), op, new_results(op), seed=1, schedule="unfair")
     assert_clean(reports)
-    assert len(reports) == 1 + sum(x.kv_dtype != "bf16" for x in once.problem.sources)
+    assert len(reports) == 1
     assert_right(op, outcome)
     clean = operands(V41_SETUPS[name], poisoned=False)
-    wide, reports = simulated(once, clean, new_results(op), seed=2, schedule="random")
+    assert not differences(attend(clean, seed=2), outcome)
+    once = read_by(planned, "whole")
+    wide, reports = simulated(once, op, new_results(op), seed=2, schedule="random")
     assert_clean(reports)
+    assert len(reports) == 1 + sum(x.kv_dtype != "bf16" for x in once.problem.sources)
     assert not differences(wide, outcome)
-    plain = over_bf16_rows(clean)
-    assert not differences(attend(plain), outcome)
+    assert not differences(attend(over_bf16_rows(clean)), outcome)
 
 
-@pytest.mark.parametrize("name", ["fp8_528_v41", "fp8_528_v41_split", "fp4_288", "fp4_288_split"])
-def test_every_byte_of_v41_has_its_value(name: str) -> None:
-    """As `gather` has it, bit by bit: all elements beside all scales, NaN and the smallest."""
+@pytest.mark.parametrize("name", quick_first(V41_FEW))
+def test_few_queries_over_rows_of_v41_have_the_bits_of_one_launch(name: str) -> None:
+    op = operands(V41_FEW[name])
+    few = attend(op, few_plan_of(op), seed=1, schedule="unfair")
+    assert_right(op, few)
+    assert not differences(attend(operands(V41_FEW[name], poisoned=False)), few)
+
+
+def wild_pool(name: str) -> openmla.LatentCache:
+    """48 rows of drawn bytes: all elements beside all scales, NaN and the smallest."""
     pool = CACHES[name](3, 16, False)
     draw = torch.Generator().manual_seed(0)
     for x in (pool.data, pool.scales):
@@ -170,10 +207,19 @@ def test_every_byte_of_v41_has_its_value(name: str) -> None:
             bytes_of = x.view(torch.uint8)
             drawn = torch.randint(0, 256, bytes_of.shape, generator=draw, dtype=torch.uint8)
             bytes_of.copy_(drawn)
-    slots = torch.arange(pool.rows)
     scales = pool.field("scales")
     assert scales is not None
     scales.view(torch.uint8)[0, :, 0] = torch.tensor([0, 1, 254, 255] * 4, dtype=torch.uint8)
+    return pool
+
+
+V41_NAMES = [*V41, *V41_SPLIT]
+
+
+@pytest.mark.parametrize("name", V41_NAMES)
+def test_every_byte_of_v41_has_its_value(name: str) -> None:
+    """As `gather` has it, bit by bit, where pools are dequantized whole."""
+    pool = wild_pool(name)
     listed = Listed(pool, torch.zeros(1, 1, dtype=torch.int32))
     op = AttendOperands(torch.zeros(1, 3, 512).bfloat16(), (listed, listed), 512, Weights(0.05))
     found = dequantized_sources(Filling(Workspace(False, pool.rows, False), (512, 0), 2), op)
@@ -182,26 +228,69 @@ def test_every_byte_of_v41_has_its_value(name: str) -> None:
     with intercept(outputs={"wide": wide.data}, seed=1) as reports:
         found.calls[0].run()
     assert_clean(reports)
-    want, got = pool.gather(slots).bfloat16(), wide.data.view(-1, 512)
+    want, got = pool.gather(torch.arange(pool.rows)).bfloat16(), wide.data.view(-1, 512)
     assert torch.equal(want.isnan(), got.isnan())
     assert torch.equal(*(x.nan_to_num(0, posinf=1, neginf=-1) for x in (want, got)))
     assert want.isnan().any() and (want == 0).any()
 
 
+@pytest.mark.parametrize("way", ["in one launch", "few queries"])
+@pytest.mark.parametrize("name", V41_NAMES)
+def test_every_byte_of_v41_has_its_value_in_the_kernel(name: str, way: str) -> None:
+    """A query that sees one row has that row as its output, bit by bit."""
+    pool = wild_pool(name)
+    codes = pool.data.view(torch.uint8)[1:, :, :512]
+    if name in ("fp8_528_v41", "fp8_528_v41_split"):
+        codes[codes & 0x7F == 0x7F] = 0x7E  # or every row would have a NaN
+    few = way == "few queries"
+    lists = torch.full((pool.rows, 260 if few else 1), -1, dtype=torch.int32)
+    lists[:, 0] = torch.arange(pool.rows)
+    none = torch.full((pool.rows, 1), -1, dtype=torch.int32)
+    q = torch.zeros(pool.rows, 1, 512).bfloat16()
+    got = []
+    for rows in torch.arange(pool.rows).split(4 if few else pool.rows):
+        sources = (Listed(pool, lists[rows]), Listed(pool, none[rows]))
+        op = AttendOperands(q[rows], sources, 512, Weights(0.05))
+        chosen = few_plan_of(op) if few else plan_of(op)
+        got.append(attend(op, chosen).out[:, 0])
+        if few:
+            break
+    whole = torch.cat(got)
+    want = pool.gather(torch.arange(len(whole))).bfloat16()
+    finite = want.isfinite().all(1)
+    assert finite.any() or (few and "fp8" in name)
+    # What is not finite makes the score, and so all columns, NaN.
+    assert whole[~finite].isnan().all()
+    assert torch.equal(whole[finite], want[finite])
+
+
+@pytest.mark.parametrize("name", V41_NAMES)
+def test_one_list_of_v41_rows_is_a_sparse_call(name: str) -> None:
+    """`mla_prefill_sparse` reads them in the kernel too, with the bits of the same rows in bf16."""
+    setup = Setup(kinds=("list",), formats=(name,), pages=(24,), seed=12)
+    outcome = in_kernel(operands(setup))
+    assert_right(operands(setup), outcome)
+    plain = over_bf16_rows(operands(setup, poisoned=False))
+    assert not differences(in_kernel(plain), outcome)
+
+
 def test_large_pools_of_v41_are_read_where_they_lie() -> None:
-    """By the portable kernel; a workspace of all rows has an end, too."""
-    window = Problem(
-        "sparse", 64, 512, 0, 512, total_q=8, kv_dtype="fp8_528_v41", rope="none", page_size=64
-    )
-    window = replace(
-        window, **dict.fromkeys(("v_dtype", "rope_dtype"), "fp8_528_v41"), span=True, table_keys=512
-    )
-    chip = target_by_name("h200")
-    assert plan(replace(window, total_k=65536), chip).backend == "hopper"
-    large = plan(replace(window, total_k=65536 + 64), chip)
-    assert large.backend == "portable" or not large.runs_today
-    with pytest.raises(Unsupported, match="workspace"):
-        plan(replace(window, total_k=1 << 20), chip, backend="hopper")
+    """As V4's are: a workspace for the pools of one prompt, none for those of a server."""
+    rows = dict.fromkeys(("kv_dtype", "v_dtype", "rope_dtype"), "fp8_528_v41")
+    entries = RowSource(kv_dtype="fp4_288_split", page_size=64, topk=512, total_k=10**7)
+    server = plan(v4(**rows, second=entries, total_k=10**6), "h200")
+    assert (server.backend, server.kernel_name) == ("hopper", "attend")
+    assert server.config.cache_read.mode == "in_kernel" and server.variant.workspace is None
+    few = plan(v4(**rows, second=entries, total_k=10**6, total_q=4, table_keys=1024), "h200")
+    assert few.backend == "hopper" and few.variant.few is not None
+    prompt = plan(v4(**rows, second=None, total_k=2176), "h200")
+    assert prompt.config.cache_read.mode == "workspace"
+    for form in ({"form": "sparse", "topk": 2048}, {"form": "latent", "page_size": 64}):
+        one: dict[str, Any] = {"heads": 64, "d_nope": 512, "d_rope": 0, "d_v": 512, "total_q": 64}
+        alone = Problem(**form, **one, **rows, rope="none", total_k=10**7)
+        read = plan(alone, "h200").config.cache_read
+        same = replace(alone, **dict.fromkeys(rows, "fp8_584"))
+        assert read == plan(same, "h200").config.cache_read
 
 
 ONCE = ("two lists", "span", "bf16 span and V4's list")
@@ -277,7 +366,9 @@ def in_kernel(op: AttendOperands) -> Outcome:
     assert isinstance(only, Listed)
     sparse = SparseOperands(op.q, only.rows, only.indices, only.lengths, 512, op.weights)
     chosen = plan_on("h200", sparse, new_results(op), 2)
-    read = chosen.config.cache_read.by("in_kernel", only.count, only.count)
+    read = chosen.config.cache_read
+    if read.mode != "plain":
+        read = read.by("in_kernel", only.count, only.count)
     chosen = replace(chosen, config=replace(chosen.config, few=None, cache_read=read))
     outcome, reports = simulated(chosen, sparse, new_results(op))
     assert_clean(reports)
@@ -418,22 +509,34 @@ def test_few_queries_by_the_places_of_both_sources() -> None:
     assert plan(v4(total_q=4, table_keys=2**20), "h200").variant.few is None  # a large workspace
 
 
+@pytest.mark.parametrize(
+    ("formats", "kv_format"),
+    [(("fp8_584", "fp8_584"), None), (V41_SPLIT, "V41"), (V41, None)],
+    ids=["V4", "V4.1, older", "V4.1, newest"],
+)
 @pytest.mark.parametrize("queries", [1, 9])
 def test_flash_mla_over_two_caches_on_an_h200(
-    queries: int, monkeypatch: pytest.MonkeyPatch
+    queries: int,
+    formats: tuple[str, str],
+    kv_format: str | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """FlashMLA's call reaches the Hopper kernels by itself: three launches, or one."""
-    count = (70,) * queries
-    op = operands(Setup(first=count, second=(260 if queries == 1 else 1,) * queries, heads=16))
+    second = (260 if queries == 1 else 1,) * queries
+    setup = Setup(first=(70,) * queries, second=second, heads=16, formats=formats)
+    if formats != ("fp8_584", "fp8_584"):
+        setup = replace(setup, spare=4096)  # too many rows to dequantize them all
+    op = operands(setup)
     first, second = op.sources
     assert isinstance(first, Listed) and isinstance(second, Listed)
     target = target_by_name("h200")
     monkeypatch.setattr(dispatch, "device_target", lambda device: replace(target, sm_count=6))
     caches = []
     for source in (first, second):
-        data = source.rows.data  # type: ignore[union-attr]
+        assert isinstance(source.rows, openmla.LatentCache)
+        data, row = source.rows.data.view(torch.uint8), source.rows.layout.row_bytes
         pages, size, _ = data.shape
-        raw = data.as_strided((pages, size, 1, 584), (data.stride(0), 584, 584, 1))
+        raw = data.as_strided((pages, size, 1, row), (data.stride(0), row, row, 1))
         caches.append(raw.view(torch.float8_e4m3fn))
     with intercept(resident=2) as reports:
         out, lse = flash_mla_with_kvcache(
@@ -452,6 +555,7 @@ def test_flash_mla_over_two_caches_on_an_h200(
             extra_indices_in_kvcache=second.indices[:, None],
             topk_length=first.lengths,
             extra_topk_length=second.lengths,
+            kv_format=kv_format,
         )
     assert_clean(reports)
     assert len(reports) == (3 if queries == 1 else 1)

@@ -21,10 +21,15 @@ from openmla.lab.testing.simulate import plan_on
 from two_sources import Setup, new_results, operands, read_by
 
 V41_ROWS = "dequantize.v41_rows"
-LISTING, SOURCE, ROWS = "latent.listing", "latent.source", "latent.rows_v4"
+V41_CHUNKS, V4_ROWS = "dequantize.v41_chunks", "latent.rows_v4"
+LISTING, SOURCE, ROWS = "latent.listing", "latent.source", "latent.rows_several"
 SCORES = "few.scores"
 SEVERAL, PLACES = "latent.rows_several", "places"
 FEW = Setup(first=(100,), second=(210,))
+V41 = Setup(
+    kinds=("span", "list"), formats=("fp8_528_v41", "fp4_288"), pages=(32, 64), lengths=False
+)
+V41_SPLIT = Setup(formats=("fp8_528_v41_split", "fp4_288_split"), pages=(24, 2), seed=1)
 CASES = {
     "two lists": Setup(),
     "span and list": Setup(kinds=("span", "list"), seed=1),
@@ -32,11 +37,16 @@ CASES = {
     "span": Setup(kinds=("span",), first=(65, 0, 63, 64, 130, 1), seed=4),
     "bf16 and V4": Setup(kinds=("span", "list"), formats=("bf16", "fp8_584"), seed=5),
     "bf16": Setup(formats=("bf16", "bf16"), seed=7),
-    "V4.1": Setup(
-        kinds=("span", "list"), formats=("fp8_528_v41", "fp4_288"), pages=(32, 64), lengths=False
+    "V4.1": V41,
+    "V4.1, split": V41_SPLIT,
+    "V4.1, whole pools": V41,
+    "V4.1, split, whole pools": V41_SPLIT,
+    "V4.1 and V4": Setup(formats=("fp4_288", "fp8_584"), seed=2),
+    "V4.1's window": Setup(
+        kinds=("span",), formats=("fp8_528_v41",), first=(65, 0, 63, 64, 130, 1), seed=5
     ),
-    "V4.1, split": Setup(formats=("fp8_528_v41_split", "fp4_288_split"), pages=(24, 2), seed=1),
     "few": FEW,
+    "few, V4.1": replace(FEW, formats=("fp8_528_v41", "fp4_288")),
     "few, span and list": replace(FEW, kinds=("span", "list"), seed=1),
 }
 
@@ -179,19 +189,15 @@ DEFECTS = [
     wrong(
         "bf16 rows are taken for V4's",
         SEVERAL,
-        """        places = places_of(rows, in_pool(source, listed))
-        is_plain += PLAIN.first
-    return""",
-        """        places = places_of(rows, in_pool(source, listed))
-        is_plain += PLAIN.second
-    return""",
+        "if not has_one_way(STORED):\n            way += way_of(STORED, False)",
+        "if not has_one_way(STORED):\n            way += way_of(STORED, True)",
         "bf16 and V4",
     ),
     wrong(
         "after bf16 rows no chunk is loaded ahead",
         SEVERAL,
-        "chunks = first_chunks(after)",
-        "chunks = first_chunks(block)",
+        "chunks = first_chunks(after, STORED)",
+        "chunks = first_chunks(block, STORED)",
         "bf16 and V4",
     ),
     wrong(
@@ -229,37 +235,177 @@ DEFECTS = [
 
 
 V41_DEFECTS = [
-    wrong("the high half of a byte comes first", V41_ROWS, "(4 * N)", "(4 * (N ^ 1))", "V4.1"),
-    wrong("e2m1 has no sign", V41_ROWS, "(code & 8) != 0", "(code & 8) < 0", "V4.1"),
-    wrong("6 is 4", V41_ROWS, "0xC8643210 -", "0x88643210 -", "V4.1"),
-    wrong("e2m1 is twice as large", V41_ROWS, "(scales * 0.5)", "scales", "V4.1"),
-    wrong("columns 2 and 4 are swapped", V41_ROWS, "halves, 4)),", "halves, 2)),", "V4.1"),
     wrong(
-        "an exponent is one more", V41_ROWS, "exponent << 23", "(exponent + 1) << 23", "V4.1, split"
+        "the high half of a byte of e2m1 comes first",
+        V41_CHUNKS,
+        "gl.join(even, gl.join(gl.join(b, f), gl.join(d, h)))",
+        "gl.join(gl.join(gl.join(b, f), gl.join(d, h)), even)",
+        "V4.1",
     ),
     wrong(
-        "all columns have the first block's scale", V41_ROWS, "+ block[None, :]", "", "V4.1, split"
+        "e2m1 has no sign",
+        V41_CHUNKS,
+        "prmt.b32 s, $8, m, 0x3726; and.b32 s, s, 0x80808080;",
+        "mov.b32 s, 0;",
+        "V4.1",
+    ),
+    wrong(
+        "the sign of even columns is that of odd ones",
+        V41_CHUNKS,
+        "prmt.b32 s, $8, m, 0x1504;",
+        "prmt.b32 s, $8, m, 0x1100;",
+        "V4.1",
+    ),
+    wrong("0.5 is 1", V41_CHUNKS, "0xC0800000", "0xC0808000", "V4.1"),
+    wrong("6 is 4", V41_CHUNKS, "0xC0804000", "0x80804000", "V4.1"),
+    wrong("2 is 0.5", V41_CHUNKS, "mov.b32 t3, 0x40404040", "mov.b32 t3, 0x4040403F", "V4.1"),
+    wrong(
+        "columns 4 to 7 are those before", V41_CHUNKS, "shr.u32 c, c, 16;", "mov.b32 c, c;", "V4.1"
+    ),
+    wrong(
+        "columns of e2m1 have the neighboring block's scale",
+        V41_CHUNKS,
+        "gl.SliceLayout(1, L))) // 2 * BYTE",
+        "gl.SliceLayout(1, L))) // 2 * BYTE ^ BYTE",
+        "V4.1",
+    ),
+    wrong(
+        "the scale of 16 columns is that of 64",
+        V41_CHUNKS,
+        "e4m3_scale(own >> of_words[None, None, :])",
+        "e4m3_scale(own)",
+        "V4.1",
+    ),
+    wrong(
+        "halves of a chunk have the same scale",
+        V41_CHUNKS,
+        "byte = byte >> (half * BYTE)[None, :]",
+        "byte = byte >> (half * 0)[None, :]",
+        "V4.1's window",
+    ),
+    wrong(
+        "halves of e2m1 have the same scales",
+        V41_CHUNKS,
+        "half * (step - 1) + number * step",
+        "half * 0 + number * step",
+        "V4.1, split",
+    ),
+    wrong(
+        "an exponent is one more",
+        "dequantize.v4_rows",
+        "exponent << 7",
+        "(exponent + 1) << 7",
+        "V4.1, split",
+    ),
+    wrong(
+        "scales of the chunk before",
+        V4_ROWS,
+        "chunk, words[c // ROWS.scale_chunks]",
+        "chunk, words[max(c - 1, 0) // ROWS.scale_chunks]",
+        "V4.1",
+    ),
+    wrong(
+        "the next block's scales are this one's",
+        V4_ROWS,
+        "words += (word_ahead(after, i, STORED),)",
+        "words += (word_ahead(block, i, STORED),)",
+        "V4.1",
+    ),
+    wrong(
+        "the last chunks are the next block's",
+        V4_ROWS,
+        "load_chunk(block.places, c + NEXT, LANES, WARPS)",
+        "load_chunk(after.places, c + NEXT, LANES, WARPS)",
+        "V4.1's window",
+    ),
+    wrong(
+        "rows of both formats are window rows",
+        V4_ROWS,
+        "return int(name",
+        "return 0 * int(name",
+        "V4.1",
+    ),
+    wrong(
+        "scales of e2m1 lie as those of e4m3 do",
+        V4_ROWS,
+        "gl.where(block.way != 0, SECOND.scale_step, FIRST.scale_step)",
+        "FIRST.scale_step",
+        "V4.1",
+    ),
+    wrong(
+        "V4's tail is not copied beside V4.1's rows",
+        V4_ROWS,
+        "        copy_tail(block.places, right, LANES, WARPS)\n",
+        "        pass\n",
+        "V4.1 and V4",
+    ),
+    wrong(
+        "scales of a page lie behind the first one's",
+        "dequantize.v4_rows",
+        "at = page * rows.scale_page_stride.to(gl.int64)",
+        "at = page * 0",
+        "V4.1, split",
+    ),
+    wrong(
+        "pages lie end to end",
+        "dequantize.launch",
+        """"stride_page": data.stride(0) // unit,
+        "stride_row": data.stride(1) // unit,
+        "scale_page": scales.stride(0),""",
+        """"stride_page": data.shape[1] * data.stride(1) // unit,
+        "stride_row": data.stride(1) // unit,
+        "scale_page": scales.stride(0),""",
+        "V4.1, split",
+    ),
+    wrong(
+        "few queries: both sources have the first one's format",
+        SCORES,
+        "    elif is_second != 0:\n        store_half(half, chunks, SIDE, SECOND)",
+        "    elif is_second > 1:\n        store_half(half, chunks, SIDE, SECOND)",
+        "few, V4.1",
+    ),
+]
+ONCE_DEFECTS = [
+    wrong(
+        "the high half of a byte comes first",
+        V41_ROWS,
+        "(4 * N)",
+        "(4 * (N ^ 1))",
+        "V4.1, whole pools",
+    ),
+    wrong("e2m1 has no sign", V41_ROWS, "(code & 8) != 0", "(code & 8) < 0", "V4.1, whole pools"),
+    wrong("6 is 4", V41_ROWS, "0xC8643210 -", "0x88643210 -", "V4.1, whole pools"),
+    wrong("e2m1 is twice as large", V41_ROWS, "(scales * 0.5)", "scales", "V4.1, whole pools"),
+    wrong(
+        "columns 2 and 4 are swapped", V41_ROWS, "halves, 4)),", "halves, 2)),", "V4.1, whole pools"
+    ),
+    wrong(
+        "an exponent is one more",
+        V41_ROWS,
+        "exponent << 23",
+        "(exponent + 1) << 23",
+        "V4.1, split, whole pools",
+    ),
+    wrong(
+        "all columns have the first block's scale",
+        V41_ROWS,
+        "+ block[None, :]",
+        "",
+        "V4.1, split, whole pools",
     ),
     wrong(
         "scales of a page lie as far apart as rows",
         V41_ROWS,
         "rows.scale_page_stride, rows.scale_row_stride",
         "rows.page_stride, rows.scale_row_stride",
-        "V4.1, split",
+        "V4.1, split, whole pools",
     ),
     wrong(
         "16 bytes of e2m1 share a scale",
         "dequantize.launch",
         "block = block * ELEMENT_BITS[cache.layout.format.element] // 8",
         "block = block * 1",
-        "V4.1",
-    ),
-    wrong(
-        "rows whose scales lie in the row are taken for bf16",
-        "dequantize.launch",
-        "or not pool.layout.block or not pool.rows",
-        "or pool.scales is None or not pool.rows",
-        "V4.1",
+        "V4.1, whole pools",
     ),
 ]
 
@@ -269,7 +415,8 @@ def run_on(launch: ModuleType, name: str, schedule: str, seed: int) -> tuple[set
     op = operands(CASES[name])
     results = new_results(op)
     is_few = name.startswith("few")
-    chosen = read_by(plan_on("h200", op, results, 0 if is_few else 2), "in_kernel")
+    way = "whole" if name.endswith("whole pools") else "in_kernel"
+    chosen = read_by(plan_on("h200", op, results, 0 if is_few else 2), way)
     assert (chosen.variant.few is not None) == is_few
     options = {"schedule": schedule, "seed": seed, "limits": Limits(steps=60_000)}
     with intercept(outputs=results.tensors(), **options) as reports:
@@ -280,7 +427,7 @@ def run_on(launch: ModuleType, name: str, schedule: str, seed: int) -> tuple[set
 
 
 @pytest.mark.seeded
-@pytest.mark.parametrize("defect", [*DEFECTS, *V41_DEFECTS], ids=lambda d: d.name)
+@pytest.mark.parametrize("defect", [*DEFECTS, *V41_DEFECTS, *ONCE_DEFECTS], ids=lambda d: d.name)
 def test_defect_is_found(defect: SparseDefect, tmp_path: Path) -> None:
     edit = once(defect.old, defect.new)
     mutant = load_mutant(package, defect.file, edit, "latent.launch", tmp_path)

@@ -50,6 +50,7 @@ CASES = {
     ),
     "fp8_656": replace(WINDOWED, kv="fp8_656"),
     "fp8_block32": replace(WINDOWED, kv="fp8_block32", page_size=48, window=60),
+    "fp4_288_split": replace(WINDOWED, d_rope=0, rope="none", kv="fp4_288_split", window=60),
     "fp8_token, several tiles": replace(TILES, kv="fp8_token", heads=20),
     "fp8_584": replace(WINDOWED, kv="fp8_584", d_rope=0, rope="none", page_size=2),
 }

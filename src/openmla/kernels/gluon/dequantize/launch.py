@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from openmla.cache import LatentCache
-from openmla.formats import ELEMENT_BITS, V4
+from openmla.formats import BF16, ELEMENT_BITS, V4, V41, V41_FP4, V41_FP4_SPLIT, V41_SPLIT
 from openmla.kernels.call import WORKSPACE, Call, Sources, vector
 from openmla.kernels.gluon.dequantize.kernels import (
     IN_LINE,
@@ -46,6 +46,12 @@ SECOND_SOURCES: Sources = {
     "scale_ptr": ("second_scales", "second_kv"),
     "out_ptr": WORKSPACE,
 }
+CHUNKED = {
+    V4.name: V4.name,
+    **dict.fromkeys((V41.name, V41_SPLIT.name), V41.name),
+    **dict.fromkeys((V41_FP4.name, V41_FP4_SPLIT.name), V41_FP4.name),
+}
+"""Formats that are read where they lie, chunk by chunk, and what v41_chunks.py calls them."""
 WARPS = 4
 FILL_ROWS = 16
 FILL_PROGRAMS = 8  # per SM
@@ -105,9 +111,11 @@ def scale_type_of(cache: LatentCache | Tensor) -> str | None:
 
 
 def v4_rows_of(cache: LatentCache) -> dict[str, Any]:
-    """The same of DeepSeek-V4's rows, whose pages have any size (see v4_rows.py)."""
-    assert cache.scales is not None
-    data, scales = cache.data.view(torch.int32), cache.scales.view(torch.int32)
+    """The same of DeepSeek-V4's or V4.1's rows as words, whose pages have any size (see v4_rows.py
+    and v41_chunks.py)."""
+    stored = cache.field("scales") if cache.scales is None else cache.scales
+    assert stored is not None
+    data, scales = cache.data.view(torch.int32), stored.view(torch.int32)
     unit = VECTOR_BYTES // data.element_size()
     return {
         "data_ptr": data,
@@ -123,11 +131,19 @@ def v4_rows_of(cache: LatentCache) -> dict[str, Any]:
     }
 
 
+def stored_rows_of(cache: LatentCache | Tensor) -> dict[str, Any]:
+    """Kernel arguments for the rows of the only source, as they are stored, and its format where
+    it is DeepSeek-V4's or V4.1's."""
+    if isinstance(cache, LatentCache) and cache.format in CHUNKED:
+        return {**v4_rows_of(cache), "STORED": CHUNKED[cache.format]}
+    return {**rows_of(cache), "STORED": None}
+
+
 def source_rows_of(cache: LatentCache | Tensor) -> dict[str, Any]:
-    """Kernel arguments for the rows of one of several sources: DeepSeek-V4's rows, or bf16 rows as
-    words. Pages have any size."""
-    if isinstance(cache, LatentCache) and cache.format == V4.name:
-        return v4_rows_of(cache)
+    """Kernel arguments for the rows of one of several sources, and their format: rows of
+    DeepSeek-V4 or V4.1, or bf16 rows as words. Pages have any size."""
+    if isinstance(cache, LatentCache) and cache.format in CHUNKED:
+        return stored_rows_of(cache)
     data = (cache[None] if isinstance(cache, Tensor) else cache.data).view(torch.int32)
     unit = VECTOR_BYTES // data.element_size()
     return {
@@ -141,6 +157,7 @@ def source_rows_of(cache: LatentCache | Tensor) -> dict[str, Any]:
         **pages_of(cache),
         "page_rows": max(data.shape[1], 1),
         "SCALED": 0,
+        "STORED": BF16.name,
     }
 
 

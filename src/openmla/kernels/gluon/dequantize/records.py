@@ -22,10 +22,36 @@ class CacheRows(NamedTuple):
     pages: Any = None
     """`Pages`, used where there is a page stride."""
     page_rows: Any = None
-    """Rows of a page, where that is a run-time value: in DeepSeek-V4's rows (v4_rows.py), whose
-    scales are words, and in bf16 rows beside them, whose data are words too."""
+    """Rows of a page, where that is a run-time value: in rows of DeepSeek-V4 and V4.1 (v4_rows.py),
+    whose scales are words, and in bf16 rows beside them, whose data are words too."""
     second: Any = None
     """`CacheRows` of a second source of rows; None where there is one source."""
+
+
+class Stored(NamedTuple):
+    """Constants: formats of the rows of one or two sources (STORED), by the names of v4_rows.py."""
+
+    first: str
+    second: str
+    """Equal to `first` where there is one source."""
+
+
+class ChunkedRows(NamedTuple):
+    """Constants: how rows of a format hold quantized columns, chunks of 64 bytes."""
+
+    chunks: int
+    columns: int
+    """Of a chunk."""
+    scale: str
+    """Type of the scales."""
+    scale_words: int
+    """Words of scales that a thread loads for a row: those of its own columns."""
+    scale_step: int
+    """Words from one of them to the next."""
+    scale_chunks: int
+    """Chunks whose scales are in one of them."""
+    has_tail: bool
+    """Whether 64 bf16 columns follow."""
 
 
 class CacheFormat(NamedTuple):
@@ -44,16 +70,16 @@ class RowColumns(NamedTuple):
 
 
 class RowPlaces(NamedTuple):
-    """Where rows of DeepSeek-V4's, or bf16 rows, lie, one per key."""
+    """Where rows of DeepSeek-V4 or V4.1, or bf16 rows, lie, one per key."""
 
     words: Any
     """Pointers to the words of the rows."""
     scales: Any
-    """Pointers to the two words of their scales."""
+    """Pointers to the words of their scales."""
     is_there: Any
     """Whether there is a key."""
     is_quantized: Any
-    """Whether there is one whose columns are e4m3."""
+    """Whether there is one whose columns are quantized."""
     start: Any
     """Where the rows begin, in units of 16 bytes."""
 

@@ -115,19 +115,30 @@ def load_scales(places):
 def scale_of(scales, C: gl.constexpr):
     """The scale of chunk C of each row, bf16 in both halves of a word."""
     word = scales.low if C < 4 else scales.high
-    exponent = (word >> (C % 4 * 8)) & 255
+    return doubled_power((word >> (C % 4 * 8)) & 255)
+
+
+@gluon.jit
+def doubled_power(exponent):
+    """2^(exponent - 127) of stored exponents, bf16 in both halves of a word; NaN for 255."""
     bits = gl.where(exponent == 0, SMALLEST, exponent << 7)
     return gl.where(exponent == 255, QUIET_NAN, bits) * BOTH
+
+
+@gluon.jit
+def dequantized_words(words, factors):
+    """The four columns of each word of e4m3 times its factor, bf16 [..., 2, 2]."""
+    a, b, c, d = gl.inline_asm_elementwise(
+        WIDEN, "=h,=h,=h,=h,r,r", [words, factors], dtype=FOUR, is_pure=True, pack=1
+    )
+    return gl.join(gl.join(a, c), gl.join(b, d))  # a b, c d
 
 
 @gluon.jit
 def dequantized_chunk(words, scale):
     """bf16 [keys, 64] of a chunk and the scale of each key."""
     words, factors = gl.broadcast(words, scale[:, None])
-    a, b, c, d = gl.inline_asm_elementwise(
-        WIDEN, "=h,=h,=h,=h,r,r", [words, factors], dtype=FOUR, is_pure=True, pack=1
-    )
-    fours = gl.join(gl.join(a, c), gl.join(b, d))  # a b, c d
+    fours = dequantized_words(words, factors)
     return fours.reshape([words.shape[0], CHUNK])
 
 

@@ -27,7 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from openmla.kernels.gluon.barriers import barriers, let_next_begin
 from openmla.kernels.gluon.compat import reinterpret, thread_barrier, tma_load, tma_store
-from openmla.kernels.gluon.dequantize.records import CacheFormat, CacheRows
+from openmla.kernels.gluon.dequantize.records import CacheFormat, CacheRows, RowPlaces
 from openmla.kernels.gluon.dequantize.rows import dequantized
 from openmla.kernels.gluon.dequantize.v4_rows import CHUNKS as V4_CHUNKS
 from openmla.kernels.gluon.dequantize.v4_rows import (
@@ -39,6 +39,7 @@ from openmla.kernels.gluon.dequantize.v4_rows import (
 )
 from openmla.kernels.gluon.dequantize.v4_rows import key_layout as v4_key_layout
 from openmla.kernels.gluon.dequantize.v4_rows import load_scales as load_v4_scales
+from openmla.kernels.gluon.dequantize.v41_chunks import columns_of_chunk, load_half_scales
 from openmla.kernels.gluon.pages import Pages
 from openmla.kernels.gluon.scores import MINUS_INF, signed
 from openmla.kernels.hopper.few.records import Chunks
@@ -64,6 +65,7 @@ from openmla.kernels.hopper.latent.records import (
     RowDescriptors,
     Source,
 )
+from openmla.kernels.hopper.latent.rows_v4 import rows_of, words_ahead
 from openmla.kernels.hopper.latent.source import list_of
 
 CHUNK = gl.constexpr(64)  # columns that are dequantized at a time
@@ -114,14 +116,21 @@ def sources_of(source, query, first, NUMBER: gl.constexpr, LAYOUT: gl.constexpr)
 
 
 @gluon.jit
-def begin_v4(tiles, source, rows, keys, is_second):
-    """What `begin` does, with DeepSeek-V4's rows, of one source or two: their tails are copied."""
+def places_in(source, rows, keys, is_second):
+    """`RowPlaces` of physical rows of one of the sources."""
     if source.second_keys is None:
-        places = places_of(rows, keys)
-    elif is_second != 0:
-        places = places_of(rows.second, keys)
+        return places_of(rows, keys)
     else:
-        places = places_of(rows, keys)
+        if is_second != 0:
+            places = places_of(rows.second, keys)
+        else:
+            places = places_of(rows, keys)
+        return places
+
+
+@gluon.jit
+def begin_v4(tiles, places):
+    """What `begin` does, with DeepSeek-V4's rows, of one source or two: their tails are copied."""
     scales = load_v4_scales(places)
     all_words = ()
     all_scales = ()
@@ -129,6 +138,42 @@ def begin_v4(tiles, source, rows, keys, is_second):
         all_words += (load_chunk(places, c, LANES, WARPS),)
         all_scales += (scale_of(scales, c),)
     copy_tail(places, tiles.right, LANES, WARPS)
+    async_copy.commit_group()
+    return Chunks(words=all_words, scales=all_scales)
+
+
+@gluon.jit
+def begin_v41(tiles, places, is_second, STORED: gl.constexpr):
+    """What `begin` does, with rows of DeepSeek-V4.1, or of V4 beside these: `Chunks` of all their
+    chunks and words of scales, as many as the longer rows have."""
+    FIRST: gl.constexpr = rows_of(STORED, 0)
+    SECOND: gl.constexpr = rows_of(STORED, 1)
+    count, step, chunks = FIRST.scale_words, FIRST.scale_step, FIRST.chunks
+    if FIRST != SECOND:
+        count = gl.where(is_second != 0, SECOND.scale_words, FIRST.scale_words)
+        step = gl.where(is_second != 0, SECOND.scale_step, FIRST.scale_step)
+        chunks = gl.where(is_second != 0, SECOND.chunks, FIRST.chunks)
+    all_words = ()
+    all_scales = ()
+    for i in gl.static_range(words_ahead(STORED)):
+        all_scales += (load_half_scales(places, i, count, step, LANES, WARPS),)
+    for c in gl.static_range(max(FIRST.chunks, SECOND.chunks)):
+        there = RowPlaces(
+            words=places.words,
+            scales=places.scales,
+            is_there=places.is_there,
+            is_quantized=places.is_quantized & (c < chunks),
+            start=places.start,
+        )
+        all_words += (load_chunk(there, c, LANES, WARPS),)
+    if FIRST.has_tail and SECOND.has_tail:
+        copy_tail(places, tiles.right, LANES, WARPS)
+    elif FIRST.has_tail:
+        if is_second == 0:
+            copy_tail(places, tiles.right, LANES, WARPS)
+    elif SECOND.has_tail:  # noqa: SIM102 - decided when compiled
+        if is_second != 0:
+            copy_tail(places, tiles.right, LANES, WARPS)
     async_copy.commit_group()
     return Chunks(words=all_words, scales=all_scales)
 
@@ -169,14 +214,40 @@ def store_chunk(tile, chunks, C: gl.constexpr):
 
 
 @gluon.jit
-def finish(tiles, chunks, SIDE: gl.constexpr):
+def store_half(half, chunks, SIDE: gl.constexpr, ROWS: gl.constexpr):
+    """Dequantize what `begin_v41` loaded of the left columns (SIDE 0) or the right ones. ROWS:
+    `ChunkedRows`."""
+    IN_HALF: gl.constexpr = half.shape[1] // ROWS.columns
+    for c in gl.static_range(SIDE * IN_HALF, min((SIDE + 1) * IN_HALF, ROWS.chunks)):
+        word = chunks.scales[c // ROWS.scale_chunks]
+        columns = columns_of_chunk(chunks.words[c], word, c, ROWS, LANES, WARPS)
+        half.slice(c % IN_HALF * ROWS.columns, ROWS.columns, dim=1).store(columns)
+
+
+@gluon.jit
+def store_rows(half, chunks, is_second, SIDE: gl.constexpr, STORED: gl.constexpr):
+    """`store_half` of rows of the format that their source has."""
+    FIRST: gl.constexpr = rows_of(STORED, 0)
+    SECOND: gl.constexpr = rows_of(STORED, 1)
+    if FIRST == SECOND:
+        store_half(half, chunks, SIDE, FIRST)
+    elif is_second != 0:
+        store_half(half, chunks, SIDE, SECOND)
+    else:
+        store_half(half, chunks, SIDE, FIRST)
+
+
+@gluon.jit
+def finish(tiles, chunks, is_second, SIDE: gl.constexpr, STORED: gl.constexpr):
     """Wait until the left half of the rows (SIDE 0), or the rest of them (1), is in its
-    `ColumnTiles`. chunks: what `begin` returned."""
+    `ColumnTiles`. chunks: what `begin`, `begin_v4` or `begin_v41` returned."""
     COUNT: gl.constexpr = tiles.left.shape[1] // CHUNK
     NUMBER: gl.constexpr = len(chunks.words)
     if NUMBER == 0 or SIDE == 1:
         async_copy.wait_group(1 - SIDE)
-    if NUMBER > 0:
+    if words_ahead(STORED) > 0:
+        store_rows(tiles.left if SIDE == 0 else tiles.right, chunks, is_second, SIDE, STORED)
+    elif NUMBER > 0:
         half = tiles.left if SIDE == 0 else tiles.right
         for c in gl.static_range(COUNT):
             tile = half.slice(c * CHUNK, CHUNK, dim=1)
@@ -262,12 +333,13 @@ def scores_kernel(  # noqa: PLR0913
     DIMS: gl.constexpr,
     SIGN: gl.constexpr,
     SCALED: gl.constexpr,
+    STORED: gl.constexpr,
     LAYOUTS: gl.constexpr,
     OVERLAP: gl.constexpr,
 ):
     """Keys from SPAN * (`program % N`) on, query `program // N`. SPAN: 32 or 64. HEADS: 64 or 128.
-    DIMS: `RowColumns`. LAYOUTS: `TileLayouts`. page_size, page_inverse, SCALED: see
-    latent/kernel.py."""
+    DIMS: `RowColumns`. LAYOUTS: `TileLayouts`. page_size, page_inverse, SCALED,
+    STORED: see latent/kernel.py."""
     DTYPE: gl.constexpr = q_half_desc.dtype
     CACHE: gl.constexpr = CacheFormat(scale_block=SCALED)
     GROUPS: gl.constexpr = HEADS // 64  # warp-groups side by side in the rows, else in the keys
@@ -324,6 +396,7 @@ def scores_kernel(  # noqa: PLR0913
     if part < 2 * PARTS * steps_of(count):
         if page_rows is None:
             keys = listed(source, query, count, part * SPAN, SPAN, KL)
+            is_second = 0
         else:
             keys, is_second = sources_of(source, query, part * SPAN, SPAN, KL)
         q_left = gl.allocate_shared_memory(DTYPE, [HEADS, HALF], LAYOUTS.latent)
@@ -353,17 +426,19 @@ def scores_kernel(  # noqa: PLR0913
             page_rows=page_rows,
             second=second_data,
         )
-        if page_rows is None:
+        if STORED is None:
             chunks = begin(k, data, keys, DIMS, CACHE)
+        elif words_ahead(STORED) == 0:
+            chunks = begin_v4(k, places_in(source, data, keys, is_second))
         else:
-            chunks = begin_v4(k, source, data, keys, is_second)
+            chunks = begin_v41(k, places_in(source, data, keys, is_second), is_second, STORED)
         seen = gl.convert_layout(keys >= 0, gl.SliceLayout(0, SL))
-        finish(k, chunks, 0)
+        finish(k, chunks, is_second, 0, STORED)
         tma_store(v_half_desc, [gl.program_id(0) * SPAN, 0], k_left)
         mbarrier.wait(q_ready.index(0), 0)
         S = gl.zeros([HEADS, SPAN], gl.float32, SL)
         S = warpgroup_mma(q_left, k_left.permute((1, 0)), S, use_acc=False, is_async=True)
-        finish(k, chunks, 1)
+        finish(k, chunks, is_second, 1, STORED)
         tma_store(v_half_desc, [gl.program_id(0) * SPAN, HALF], k_right)
         S, _, _ = warpgroup_mma_wait(0, deps=(S, q_left, k_left))  # tiles keep their place so long
         if DIMS.rope == 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from openmla.formats import NVFP4, V4, V32, V41_FP4, V41_SPLIT
+from openmla.formats import NVFP4, V4, V32, V41, V41_FP4, V41_FP4_SPLIT, V41_SPLIT
 from openmla.kernels.call import Call
 from openmla.kernels.gluon.ranges.jobs import merge_memory
 from openmla.kernels.jobs import SUMS_OF_WARPS, Jobs, Predicted, block_memory, typed
@@ -83,6 +83,12 @@ PROBLEMS |= {
     f"{V4.name} windows": replace(_V4, form="latent", topk=0, window=128),
     f"{V4.name} few": replace(_V4, total_q=1, topk=640),
     f"{V4.name} whole pool": replace(_V4, topk=2048, total_q=4096, total_k=8192),
+    V41.name: replace(_V4, kv_dtype=V41.name),
+    V41_FP4.name: replace(_V4, kv_dtype=V41_FP4.name),
+    f"{V41.name} sequences": replace(_V4, kv_dtype=V41.name, form="latent", topk=0, total_q=1),
+    f"{V41_FP4_SPLIT.name} windows": replace(
+        _V4, kv_dtype=V41_FP4_SPLIT.name, form="latent", topk=0, window=128
+    ),
 }
 # DeepSeek-V4's layers: a window, by a list as engines have it or as a span, and rows that stand for
 # several tokens, a list of them or all.
@@ -92,8 +98,9 @@ _LENGTHS = replace(_ENTRIES, has_topk_lengths=True)
 _ALL = RowSource(kv_dtype=V4.name, page_size=2, span=True, table_keys=8192, total_k=1_000_000)
 _SPAN = replace(_WINDOW, topk=0, span=True, table_keys=16384)
 _BF16_SPAN = typed(_SPAN, "bf16")
-_V41_SPAN = replace(_SPAN, kv_dtype=V41_SPLIT.name, total_k=4096)
-_V41_ENTRIES = replace(_LENGTHS, kv_dtype=V41_FP4.name, total_k=8192)
+_V41_SPAN = replace(_SPAN, kv_dtype=V41_SPLIT.name)
+_V41_ENTRIES = replace(_LENGTHS, kv_dtype=V41_FP4.name)
+_V41_SMALL = replace(_V41_SPAN, total_k=4096), replace(_V41_ENTRIES, total_k=8192)
 _BF16_ENTRIES = replace(_LENGTHS, kv_dtype="bf16")
 PROBLEMS |= {
     f"{V4.name} two lists": replace(_WINDOW, second=_ENTRIES),
@@ -106,6 +113,15 @@ PROBLEMS |= {
     "bf16 two lists": replace(typed(_WINDOW, "bf16"), has_topk_lengths=True, second=_BF16_ENTRIES),
     "bf16 span": _BF16_SPAN,
     f"{V41_SPLIT.name} span and {V41_FP4.name} list": replace(_V41_SPAN, second=_V41_ENTRIES),
+    f"{V41_SPLIT.name} span and {V41_FP4.name} list, whole pools": replace(
+        _V41_SMALL[0], second=_V41_SMALL[1]
+    ),
+    f"{V4.name} span and {V41_FP4.name} list": replace(_SPAN, second=_V41_ENTRIES),
+    f"bf16 span and {V41_FP4.name} list": replace(_BF16_SPAN, second=_V41_ENTRIES),
+    f"{V41_SPLIT.name} span": _V41_SPAN,
+    f"{V41_SPLIT.name} span and {V41_FP4.name} list, few": replace(
+        _V41_SPAN, total_q=2, table_keys=1024, second=_V41_ENTRIES
+    ),
     f"{V4.name} two lists, few": replace(_WINDOW, total_q=4, second=_ENTRIES),
     f"{V4.name} two spans, few": replace(_SPAN, total_q=2, table_keys=1024, second=_ALL),
     f"{V4.name} span and list, turned back": replace(_SPAN, second=_ENTRIES, turned_back=64),
@@ -126,7 +142,8 @@ SINK_ARGUMENT = 16  # bytes: a pointer, rounded up
 def predicted(plan: Plan, call: Call) -> Predicted:
     """The kernel that counts rows adds the sums of its warps. Triton 3.9's producer stores nine
     registers where it dequantizes pages, 3.6's none. Where it loads a block of V4's rows ahead,
-    3.7's stores nine and 3.9's 28, of a span 42; 3.6's and 3.8's none. Of two sources 3.7's stores
+    3.7's stores nine and 3.9's 28, of a span 42; 3.6's and 3.8's none. Of V4.1's rows 3.6's and
+    3.7's store three at most, of pages, 3.8's 16 and 3.9's 28. Of two sources of V4's 3.7's stores
     three at most, and of an invariant call 3.8's stores one. Of windows 3.9's stores 6, 12 and, of
     V4's rows, 85.
     Partitions are told where sinks lie."""

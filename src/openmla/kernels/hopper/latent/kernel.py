@@ -97,7 +97,6 @@ from openmla.kernels.hopper.latent.records import (
     ColumnTiles,
     Ended,
     How,
-    Plain,
     Results,
     RowDescriptors,
     Sequences,
@@ -111,7 +110,6 @@ from openmla.kernels.hopper.latent.records import (
 from openmla.kernels.hopper.latent.rows import producer
 from openmla.kernels.hopper.latent.rows_fp8 import fp8_producer
 from openmla.kernels.hopper.latent.rows_several import several_producer
-from openmla.kernels.hopper.latent.rows_v4 import v4_producer
 from openmla.kernels.hopper.latent.signals import (
     FIELDS,
     read_work_item,
@@ -537,15 +535,13 @@ def load(  # noqa: PLR0913
     LANES: gl.constexpr,
     CHUNK: gl.constexpr,
     AFTER: gl.constexpr,
-    PLAIN: gl.constexpr,
+    STORED: gl.constexpr,
 ):
     """The producer for plain rows, or for rows of an FP8 cache, or for sources of both."""
     if AFTER:
         wait_for_kernel_before()
-    if rows.page_rows is not None and (PLAIN.first or PLAIN.second):
-        several_producer(info, source, rows, counts, q_descs, smem, bars, ST, DIMS, PLAIN)
-    elif rows.page_rows is not None:
-        v4_producer(info, source, rows, counts, q_descs, smem, bars, ST, DIMS, CHUNK)
+    if STORED is not None:
+        several_producer(info, source, rows, counts, q_descs, smem, bars, ST, DIMS, CHUNK, STORED)
     elif CACHE.scale_block > 0:
         fp8_producer(info, source, rows, counts, q_descs, smem, bars, ST, DIMS, CACHE, LANES, CHUNK)
     else:
@@ -685,6 +681,7 @@ def latent_kernel(  # noqa: PLR0913
     OVERLAY: gl.constexpr,
     LANES: gl.constexpr,
     SCALED: gl.constexpr,
+    STORED: gl.constexpr,
     FITS: gl.constexpr,
     AFTER: gl.constexpr,
     REGISTERS: gl.constexpr,
@@ -697,8 +694,8 @@ def latent_kernel(  # noqa: PLR0913
     k_half_desc, k_rope_desc: of pages whose blocks are boxes (see rows.py), or None.
     part_sums_ptr, part_state_ptr: workspace for ranges of keys (see source.py); None: no request is
     split. range_bits: logarithm of the keys of a range of an invariant call, else None.
-    page_rows: rows of a page where rows are DeepSeek-V4's (rows_v4.py) or one of several sources
-    (rows_several.py), else None. begin_ptr: where
+    page_rows: rows of a page where rows are those of DeepSeek-V4 or V4.1 or one of several sources
+    (rows_several.py), else None; STORED: `Stored`, their formats, else None. begin_ptr: where
     tokens see spans of requests; None: they have lists. second_data_ptr: a second source of rows,
     whose arguments are called as the first one's; None: there is none.
 
@@ -736,10 +733,6 @@ def latent_kernel(  # noqa: PLR0913
         turned=TURNED,
     )
     CACHE: gl.constexpr = CacheFormat(scale_block=SCALED)
-    PLAIN: gl.constexpr = Plain(
-        first=scale_ptr is None,
-        second=scale_ptr is None if second_topk is None else second_scale_ptr is None,
-    )
     VECTOR_LAYOUT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
     k_smem = column_tiles(2 * ST, DIMS, LAYOUTS, DTYPE)
     q_smem = column_tiles(1, DIMS, LAYOUTS, DTYPE)
@@ -875,7 +868,7 @@ def latent_kernel(  # noqa: PLR0913
                     LANES,
                     CHUNK,
                     AFTER,
-                    PLAIN,
+                    STORED,
                 ),
             ),
         ],

@@ -30,10 +30,10 @@ from openmla.kernels.gluon.dequantize.launch import (
     Filling,
     addressed_once,
     dequantized_sources,
-    rows_of,
     source_rows_of,
+    stored_rows_of,
 )
-from openmla.kernels.gluon.dequantize.records import RowColumns
+from openmla.kernels.gluon.dequantize.records import RowColumns, Stored
 from openmla.kernels.gluon.descriptors import SWIZZLE_BYTES, tile_layout
 from openmla.kernels.gluon.places import NO_SPANS, entries_of, places_of
 from openmla.kernels.gluon.ranges.launch import (
@@ -211,8 +211,9 @@ def _arguments(plan: Plan, rows: RowsLaunch, op: Operands, results: Results) -> 
     """One launch over the rows of `op` as they are stored."""
     config = plan.config
     if isinstance(op, LatentOperands):
-        places = {**sequences(op), **rows_of(op.cache), **NO_SPANS, **NO_SECOND}
+        places = {**sequences(op), **stored_rows_of(op.cache), **NO_SPANS, **NO_SECOND}
         places["window"] = op.window or None
+        places["STORED"] = stored_of(places["STORED"])
     else:
         places = {**lists(config, op), **sources_of(op), "window": None}
     registers = config.registers_of(rows.dequantizes)
@@ -278,11 +279,17 @@ def lists(config: HopperLatentConfig, op: SparseOperands | AttendOperands) -> di
 
 def sources_of(op: SparseOperands | AttendOperands) -> dict[str, Any]:
     """Rows and places of one source, or of two."""
-    rows = rows_of if isinstance(op, SparseOperands) else source_rows_of
+    rows = stored_rows_of if isinstance(op, SparseOperands) else source_rows_of
     first, *more = ({**rows(source.rows), **NO_SPANS, **places_of(source)} for source in op.sources)
     second = {f"second_{name}": more[0][name] for name in SECOND_ARGUMENTS} if more else NO_SECOND
     scaled = max(source["SCALED"] for source in (first, *more))
-    return {**first, **second, "SCALED": scaled}
+    stored = stored_of(*(source["STORED"] for source in (first, *more)))
+    return {**first, **second, "SCALED": scaled, "STORED": stored}
+
+
+def stored_of(first: str | None, second: str | None = None) -> Stored | None:
+    """Formats of one source or two, where rows are read chunk by chunk or of several sources."""
+    return None if first is None else Stored(first, second or first)
 
 
 def sequences(op: LatentOperands) -> dict[str, Any]:

@@ -50,11 +50,12 @@ ROPE_WIDTHS = (0, 32, 64)
 PIECE_FIELDS = 8  # what the warp-groups are told of a piece
 EPILOGUE_SCRATCH = 2048  # the output's change of layout, 64 columns at a time
 Gather = Literal["indices", "pages"]
-ROW_CACHES = (*GLUON_CACHES, V32_NO_ROPE.name, V4.name)
-"""FP8 caches whose rows the producer dequantizes."""
-V41_CACHES = (V41.name, V41_SPLIT.name, V41_FP4.name, V41_FP4_SPLIT.name)
-ONCE_CACHES = (*V41_CACHES, NVFP4.name)
-"""Caches whose rows are dequantized before, in every call: DeepSeek-V4.1's and vLLM's FP4 ones."""
+CHUNKED_CACHES = (V4.name, V41.name, V41_SPLIT.name, V41_FP4.name, V41_FP4_SPLIT.name)
+"""DeepSeek-V4's and V4.1's rows, of 512 columns, one source or several."""
+ROW_CACHES = (*GLUON_CACHES, V32_NO_ROPE.name, *CHUNKED_CACHES)
+"""Caches whose rows the producer dequantizes."""
+ONCE_CACHES = (NVFP4.name,)
+"""Caches whose rows are dequantized before, in every call: vLLM's FP4 ones."""
 MOST_ONCE = 65536
 """Rows of their pools that are fast: 36 microseconds by the H200's 550 ns for 1000 others."""
 # A producer that dequantizes FP8 rows needs more registers than one that copies: with 72 it spills
@@ -118,9 +119,9 @@ def why_slower_once(config: object, problem: Problem) -> str:
     return f"pools of {rows} rows are dequantized whole in every call: {MOST_ONCE} are fast"
 
 
-def only_v4(problem: Problem) -> bool:
-    """Whether all sources have DeepSeek-V4's rows."""
-    return all(source.kv_dtype == V4.name for source in problem.sources)
+def only_chunked(problem: Problem) -> bool:
+    """Whether all sources have rows of DeepSeek-V4 or V4.1."""
+    return all(source.kv_dtype in CHUNKED_CACHES for source in problem.sources)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +252,7 @@ class HopperLatentConfig(HopperBlock):
 
     def few_queries(self, problem: Problem) -> FewQueries | None:
         """Three launches for a problem's lists, if they are faster than one."""
-        if problem.form != "sparse" or (problem.is_attend and not only_v4(problem)):
+        if problem.form != "sparse" or (problem.is_attend and not only_chunked(problem)):
             return None
         if reads_once(problem):
             return None

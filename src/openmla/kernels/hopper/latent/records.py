@@ -303,19 +303,12 @@ class TwoListings(NamedTuple):
 
 
 class BlockRows(NamedTuple):
-    """The rows of a block of keys, of DeepSeek-V4's."""
+    """The rows of a block of keys, quantized in the one format that a launch reads."""
 
     places: Any
     """`RowPlaces`"""
     scales: Any
-    """`RowScales`"""
-
-
-class Plain(NamedTuple):
-    """Constants: whether the rows of a source are bf16, rather than DeepSeek-V4's."""
-
-    first: Any
-    second: Any
+    """What `scales_at` of rows_v4.py loaded."""
 
 
 class SourceRows(NamedTuple):
@@ -324,9 +317,9 @@ class SourceRows(NamedTuple):
     places: Any
     """`RowPlaces`"""
     scales: Any
-    """`RowScales`; of bf16 rows, zeros."""
-    is_plain: Any
-    """1 if they are bf16, 0 if they are DeepSeek-V4's."""
+    """As in `BlockRows`; of bf16 rows, zeros."""
+    way: Any
+    """How they are read, 0 or 1: see `ways_of` of rows_v4.py."""
 
 
 class HeadsOfToken(NamedTuple):

@@ -1,16 +1,29 @@
-"""The producer of the latent kernel over DeepSeek-V4's rows (`fp8_584`), from one cache or two.
+"""How the latent kernel fills a block with rows of DeepSeek-V4 (`fp8_584`) or of V4.1 (the formats
+of v41_chunks.py). The producer is that of rows_several.py.
 
-It takes the place of rows.producer, with the same tiles and barriers. Columns are loaded into
-registers, a chunk of 64 at a time and some chunks ahead, also across blocks and work items: memory
-answers while earlier chunks are converted and stored, and nothing waits for a tile to be empty but
-the store. (rows_fp8.py stages the bytes of a block in the tile that they will fill, so that a block
-waits first for its tile and then for memory.)
+Columns are loaded into registers, a chunk of 64 bytes at a time and some chunks ahead, also across
+blocks and work items: memory answers while earlier chunks are converted and stored, and nothing
+waits for a tile to be empty but the store. (rows_fp8.py stages the bytes of a block in the tile
+that they will fill, so that a block waits first for its tile and then for memory.)
 
 | order | of a block |
 |---|---|
 | 1 | where the rows of the next block lie, and their scales; the list of the block after it |
-| 2 | wait until left and right are empty; copy the bf16 tail to the end of right (cp.async) |
-| 3 | chunks 0 to 3 to left, 4 to 6 to right; for each, load the one that comes AHEAD later |
+| 2 | wait until left and right are empty; copy a bf16 tail to the end of right (cp.async) |
+| 3 | chunks of the left half to left, the others to right; load those that come AHEAD later |
+
+Sources may have rows of different formats, as V4.1's window and its compressed rows do. Ahead are
+then as many chunks as the shorter rows have; a block of longer ones loads its last chunks itself.
+
+| a block of | loads, one when a chunk is stored |
+|---|---|
+| fp8_584 | 7 chunks of the next block |
+| fp8_528_v41 | its own last three, 5 of the next block |
+| fp8_528_v41 beside fp4_288 | its own last four, 4 of the next block |
+| fp4_288 | 4 of the next block |
+
+Scales of V4's rows are loaded with the places of rows. Of V4.1's there are twice as many: a word of
+the next block is loaded when that of this block has been used, into the same registers.
 
 Ordinary stores write the tiles that wgmma will read. One thread arrives for all 128 when a tile is
 written, and the warp-group that waits for it fences it (`wait_tile` of signals.py).
@@ -22,130 +35,152 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from openmla.kernels.gluon.dequantize.v4_rows import (
-    CHUNK,
-    CHUNKS,
     copy_tail,
     dequantized_chunk,
-    key_layout,
     load_chunk,
-    load_scales,
-    places_of,
     scale_of,
 )
-from openmla.kernels.hopper.latent.listing import either, in_pool, listing_of, look_up
-from openmla.kernels.hopper.latent.records import BlockRows
-from openmla.kernels.hopper.latent.rows import (
-    first_work_item,
-    load_queries,
-    put_validity,
-    validity_of,
+from openmla.kernels.gluon.dequantize.v41_chunks import (
+    chunked_rows,
+    columns_of_chunk,
+    load_half_scales,
 )
-from openmla.kernels.hopper.latent.signals import publish_work_item
-from openmla.kernels.hopper.latent.source import KEYS, STEP, find_work, work_item
+from openmla.kernels.hopper.latent.rows import put_validity, validity_of
 
 THREADS = gl.constexpr(128)
 WARPS = gl.constexpr(4)
 LANES = gl.constexpr(4)  # that hold the 64 bytes of a chunk of a row
-# Chunks that are loaded before they are wanted: a block. With 4 it took 8 to 17 % longer (H200, two
-# caches, 128 lists of 128 + 512 rows and of 128 + 1024, and 2048 lists; no register is spilled).
+# Chunks that are loaded before they are wanted: a block of V4's rows. With 4 it took 8 to 17 %
+# longer (H200, two caches, 128 lists of 128 + 512 rows and of 128 + 1024, and 2048 lists; no
+# register is spilled).
 AHEAD = gl.constexpr(7)
-HALF_CHUNKS = gl.constexpr(4)  # of the left half of the columns
+# Of V4.1's: with 6, Triton 3.6 spills 15 registers (compiled, not run).
+AHEAD_V41 = gl.constexpr(5)
+HALF = gl.constexpr(256)  # columns of a tile
+
+
+@gluon.constexpr_function
+def ways_of(stored):
+    """The formats of `Stored` as ways to read a block, 0 and 1: one format is both, and bf16 rows,
+    which are copied, are way 1. (In Triton 3.6 the fields of a constant have no names here.)"""
+    first, second = stored
+    return (second, first) if first == "bf16" else (first, second)
+
+
+@gluon.constexpr_function
+def way_of(stored, is_second):
+    """The way in which blocks of a source are read."""
+    name = stored[1] if is_second else stored[0]
+    return int(name == "bf16" or name != ways_of(stored)[0])
+
+
+@gluon.constexpr_function
+def rows_of(stored, way):
+    """The `ChunkedRows` that are read in a way; way 0's where way 1 copies bf16 rows."""
+    first, second = ways_of(stored)
+    return chunked_rows(first if way == 0 or second == "bf16" else second)
+
+
+@gluon.constexpr_function
+def words_ahead(stored):
+    """Words of scales that are loaded as v41_chunks.py has them, of V4's rows too where these lie
+    beside V4.1's; 0 where there are none of V4.1's, and `load_scales` loads V4's."""
+    if stored is None or all(name in ("bf16", "fp8_584") for name in stored):
+        return 0
+    return max(rows_of(stored, 0).scale_words, rows_of(stored, 1).scale_words)
+
+
+@gluon.constexpr_function
+def chunks_ahead(stored, most, most_v41):
+    """Chunks of a block that are loaded while the block before it is filled."""
+    most = most_v41 if words_ahead(stored) else most
+    return min(most, rows_of(stored, 0).chunks, rows_of(stored, 1).chunks)
+
+
+@gluon.constexpr_function
+def last_chunk_of(word, rows):
+    """The chunk of `ChunkedRows` after which a word of scales is not needed any more."""
+    return min((word + 1) * rows.scale_chunks, rows.chunks) - 1
 
 
 @gluon.jit
-def rows_at(source, rows, listed, is_second):
-    """The `BlockRows` of what `look_up` returned; their scales are on their way."""
-    if source.second_keys is None:
-        places = places_of(rows, in_pool(source, listed))
-    elif is_second != 0:
-        places = places_of(rows.second, in_pool(source.second, listed))
+def word_ahead(block, number: gl.constexpr, STORED: gl.constexpr):
+    """Word `number` of the scales of a block, as v41_chunks.py has them."""
+    FIRST: gl.constexpr = rows_of(STORED, 0)
+    SECOND: gl.constexpr = rows_of(STORED, 1)
+    if FIRST == SECOND:
+        count, step = FIRST.scale_words, FIRST.scale_step
     else:
-        places = places_of(rows, in_pool(source, listed))
-    return BlockRows(places=places, scales=load_scales(places))
+        count = gl.where(block.way != 0, SECOND.scale_words, FIRST.scale_words)
+        step = gl.where(block.way != 0, SECOND.scale_step, FIRST.scale_step)
+    return load_half_scales(block.places, number, count, step, LANES, WARPS)
 
 
 @gluon.jit
-def first_chunks(block):
-    """The first AHEAD chunks of `BlockRows`."""
+def first_chunks(block, STORED: gl.constexpr):
+    """What is loaded of a block ahead: chunks, and then scales where they are as V4.1's."""
     chunks = ()
-    for c in gl.static_range(AHEAD):
+    for c in gl.static_range(chunks_ahead(STORED, AHEAD, AHEAD_V41)):
         chunks += (load_chunk(block.places, c, LANES, WARPS),)
+    for i in gl.static_range(words_ahead(STORED)):
+        chunks += (word_ahead(block, i, STORED),)
     return chunks
 
 
 @gluon.jit
-def fill(block, chunks, after, tiles, validity, b, phase, bars):
-    """Fill the tiles of block b with `BlockRows`, whose first chunks are loaded. Returns the first
-    chunks of the block `after`."""
+def fill(
+    block,
+    chunks,
+    after,
+    tiles,
+    validity,
+    b,
+    phase,
+    bars,
+    WAY: gl.constexpr,
+    STORED: gl.constexpr,
+):
+    """Fill the tiles of block b with quantized rows that are read in a way. chunks: what
+    `first_chunks` loaded of it; returns the same of the block `after`."""
+    ROWS: gl.constexpr = rows_of(STORED, WAY)
+    CHUNKS: gl.constexpr = ROWS.chunks
+    IN_HALF: gl.constexpr = HALF // ROWS.columns
+    NEXT: gl.constexpr = chunks_ahead(STORED, AHEAD, AHEAD_V41)
+    WORDS: gl.constexpr = words_ahead(STORED)
     left, right = tiles.left.index(b), tiles.right.index(b)
     mbarrier.wait(bars.k_empty.index(2 * b), phase)
     mbarrier.wait(bars.k_empty.index(2 * b + 1), phase)
-    copy_tail(block.places, right, LANES, WARPS)
-    async_copy.commit_group()
+    if ROWS.has_tail:
+        copy_tail(block.places, right, LANES, WARPS)
+        async_copy.commit_group()
     ready = bars.valid_ready.index(b)
     put_validity(validity_of(validity, b), block.places.is_there, ready, LANES)
+    words = ()
+    for i in gl.static_range(WORDS):
+        words += (chunks[NEXT + i],)
     for c in gl.static_range(CHUNKS):
-        columns = dequantized_chunk(chunks[c], scale_of(block.scales, c))
-        tile = left if c < HALF_CHUNKS else right
-        tile.slice(c % HALF_CHUNKS * CHUNK, CHUNK, dim=1).store(columns)
-        if c + AHEAD < CHUNKS:
-            chunks += (load_chunk(block.places, c + AHEAD, LANES, WARPS),)
+        chunk = chunks[c if c < NEXT else c + WORDS]
+        if WORDS > 0:
+            columns = columns_of_chunk(chunk, words[c // ROWS.scale_chunks], c, ROWS, LANES, WARPS)
         else:
-            chunks += (load_chunk(after.places, c + AHEAD - CHUNKS, LANES, WARPS),)
-        if c == HALF_CHUNKS - 1:
+            columns = dequantized_chunk(chunk, scale_of(block.scales, c))
+        tile = left if c < IN_HALF else right
+        tile.slice(c % IN_HALF * ROWS.columns, ROWS.columns, dim=1).store(columns)
+        if c + NEXT < CHUNKS:
+            chunks += (load_chunk(block.places, c + NEXT, LANES, WARPS),)
+        else:
+            chunks += (load_chunk(after.places, c + NEXT - CHUNKS, LANES, WARPS),)
+        for i in gl.static_range(WORDS):
+            if c == last_chunk_of(i, ROWS):
+                words += (word_ahead(after, i, STORED),)
+        if c == IN_HALF - 1:
             mbarrier.arrive(bars.k_ready.index(2 * b), count=THREADS)
-    async_copy.wait_group(0)
+    if ROWS.has_tail:
+        async_copy.wait_group(0)
     mbarrier.arrive(bars.k_ready.index(2 * b + 1), count=THREADS)
     loaded = ()
-    for c in gl.static_range(AHEAD):
-        loaded += (chunks[CHUNKS + c],)
+    for c in gl.static_range(NEXT):
+        loaded += (chunks[CHUNKS + WORDS + c],)
+    for i in gl.static_range(WORDS):
+        loaded += (words[WORDS + i],)
     return loaded
-
-
-@gluon.jit
-def v4_producer(
-    info,
-    source,
-    rows,
-    counts,
-    q_descs,
-    smem,
-    bars,
-    ST: gl.constexpr,
-    DIMS: gl.constexpr,
-    REQUESTS: gl.constexpr,
-):
-    """Load and dequantize every work item of this program, as rows.producer loads plain rows.
-    REQUESTS: how many are numbered together."""
-    KL: gl.constexpr = key_layout(LANES, WARPS)
-    turn = gl.program_id(0) * 0
-    it = turn  # steps so far, over all work items
-    found, item, steps = first_work_item(turn, info, source, counts, bars, REQUESTS)
-    listing = listing_of(source, item, item.tile)
-    listed, is_second = look_up(source, listing, item.skipped, KEYS, KL)
-    block = rows_at(source, rows, listed, is_second)
-    listed, is_second = look_up(source, listing, item.skipped + KEYS, KEYS, KL)
-    chunks = first_chunks(block)
-    while steps > 0:
-        found = find_work(found, source, True, REQUESTS)
-        next_item, next_steps = work_item(found, source, counts)
-        publish_work_item(info, bars, turn + 1, next_item.tile, next_steps, source)
-        next_listing = listing_of(source, next_item, next_item.tile)
-        mbarrier.wait(bars.q_empty, (turn & 1) ^ 1)
-        load_queries(q_descs, smem.q, bars.q_ready, item.box, DIMS)
-        for j in range(0, steps):
-            b = it % ST * 2
-            phase = ((it // ST) & 1) ^ 1
-            last = j == steps - 1
-            place = gl.where(last, next_item.skipped, item.skipped + (j + 1) * STEP)
-            here = either(last, next_listing, listing)
-            for i in gl.static_range(2):
-                after = rows_at(source, rows, listed, is_second)
-                listed, is_second = look_up(source, here, place + i * KEYS, KEYS, KL)
-                chunks = fill(block, chunks, after, smem.k, smem.validity, b + i, phase, bars)
-                block = after
-            it += 1
-        turn += 1
-        item = next_item
-        listing = next_listing
-        steps = next_steps

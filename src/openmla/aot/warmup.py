@@ -46,6 +46,7 @@ BATCHES = (1, 2, 4, 32, 33, 64, 128, 256)
 BATCH_TOKENS = (1, 2, 4, 8, 16, 32, 33, 48, 64, 128, 256, 1024, 8192)
 BATCH_KEYS = (64, 128, 1024, 4096, 8192, 16384, 32768, 65536, 131072, 524288)
 POOLS = (1 << 17, 1 << 22)
+TURNED = 64  # columns that DeepSeek-V4 and V4.1 turn: by the layers of openmla.nn in the kernel
 Asked = Problem | IndexProblem
 
 
@@ -101,7 +102,7 @@ def _attention_of(
     ratios = model_by_name(model).ratios or (None,)
     for form, dtype, (tokens, keys), ratio in product(FORMS, dtypes, lengths, ratios):
         try:
-            yield problem_for_model(
+            problem = problem_for_model(
                 model,
                 tokens=tokens,
                 context=keys,
@@ -114,6 +115,10 @@ def _attention_of(
         except InvalidArgument as error:
             if error.name not in ("form", "dtype"):
                 raise  # otherwise the model has no such form
+            continue
+        yield problem
+        if problem.is_attend:
+            yield replace(problem, turned_back=TURNED)
 
 
 def _index_steps_of(

@@ -186,7 +186,7 @@ def turns_back(cos: Tensor, sin: Tensor) -> TurnBack:
     torch.Size([3, 2])
     """
     table = torch.cat([cos, sin], dim=-1).flatten(0, -2).float()
-    return TurnBack(table, torch.arange(len(table), dtype=torch.int32, device=table.device))
+    return TurnBack(table, torch.arange(len(table), device=table.device))
 
 
 def _m(factor: float, scale: float) -> float:

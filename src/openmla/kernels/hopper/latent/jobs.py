@@ -143,9 +143,9 @@ def predicted(plan: Plan, call: Call) -> Predicted:
     """The kernel that counts rows adds the sums of its warps. Triton 3.9's producer stores nine
     registers where it dequantizes pages, 3.6's none. Where it loads a block of V4's rows ahead,
     3.7's stores nine and 3.9's 28, of a span 42; 3.6's and 3.8's none. Of V4.1's rows 3.6's and
-    3.7's store three at most, of pages, 3.8's 16 and 3.9's 28. Of two sources of V4's 3.7's stores
+    3.7's store three at most, of pages, 3.8's 22 and 3.9's 25. Of two sources of V4's 3.7's stores
     three at most, and of an invariant call 3.8's stores one. Of windows 3.9's stores 6, 12 and, of
-    V4's rows, 85.
+    V4's rows, 85. Where results of one list are turned back, 3.7's stores 5 and 3.9's 14.
     Partitions are told where sinks lie."""
     if plan.config.few:
         sinks = SINK_ARGUMENT * (plan.problem.has_sink and call.kernel.__name__ == "values_kernel")

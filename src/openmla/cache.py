@@ -392,7 +392,8 @@ def plain_memory(name: str, value: Tensor) -> None:
 
 def refuse_derivatives(name: str, value: Tensor, why: str) -> None:
     """Saying so beats silently losing a gradient, or a tangent of forward-mode differentiation."""
-    refuse_traced_transforms()
+    if torch.compiler.is_compiling():
+        refuse_traced_transforms()
     if value.requires_grad and torch.is_grad_enabled():
         raise Unsupported(
             f"{name} requires a gradient, and {why}",
@@ -404,7 +405,7 @@ def refuse_derivatives(name: str, value: Tensor, why: str) -> None:
 def refuse_traced_transforms() -> None:
     """While torch.compile traces torch.func.grad, no tensor says that it requires a gradient, and
     the call would have gradients of zero. Untraced, tensors do, and are refused or served."""
-    if torch.compiler.is_compiling() and torch._C._functorch.maybe_current_level() is not None:
+    if torch._C._functorch.maybe_current_level() is not None:
         raise Unsupported(NO_TRANSFORMS, AUTOGRAD)
 
 

@@ -201,7 +201,8 @@ def output(value: object, q: Tensor, d_v: int) -> Tensor | None:
 def no_gradients(**tensors: Tensor | LatentCache | None) -> None:
     """Refuse derivatives of these arguments: neither gradients nor tangents of forward mode are
     computed."""
-    refuse_traced_transforms()
+    if torch.compiler.is_compiling():
+        refuse_traced_transforms()
     for name, value in tensors.items():
         if isinstance(value, LatentCache):
             no_gradients(**{name: value.data, f"{name}.scales": value.scales})
@@ -211,7 +212,8 @@ def no_gradients(**tensors: Tensor | LatentCache | None) -> None:
 
 def needs_gradients(*tensors: Tensor | None) -> bool:
     """Whether autograd is to compute a gradient of one of them."""
-    refuse_traced_transforms()
+    if torch.compiler.is_compiling():
+        refuse_traced_transforms()
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 

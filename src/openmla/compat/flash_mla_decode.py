@@ -81,7 +81,9 @@ class FlashMLASchedMeta:
     kernels have none, and look at none."""
 
     tile_scheduler_metadata: object = None
+    """A schedule of FlashMLA's kernels."""
     num_splits: object = None
+    """How many parts of it each request has."""
 
 
 def get_mla_metadata(*_args: object, **_options: object) -> tuple[FlashMLASchedMeta, None]:

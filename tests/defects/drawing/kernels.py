@@ -179,6 +179,7 @@ _TABLE = (
             "kernels/gluon/ranges",
             "kernels/gluon/pages.py",
             "kernels/gluon/places.py",
+            "kernels/gluon/turning.py",
         ),
         (
             CACHED,

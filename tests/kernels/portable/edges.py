@@ -68,6 +68,8 @@ CASES = {
     "sparse, ends": replace(SPARSE, topk=70),
 }
 SPLIT = [name for name in CASES if "split" in name]
+WIDE = [name for name in CASES if "wide" in name]
+"""These show their edges in tiles of 32 rows alone."""
 Run = Callable[..., Outcome]  # of a built case, on the kernels of a launch module
 GROUPS = 5  # the number of the tile with which every split request is a group of its own
 FULL = 6  # the one whose workspace is filled by requests of 64 keys

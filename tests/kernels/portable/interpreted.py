@@ -393,7 +393,8 @@ def light(first: int, number: int) -> Iterator[list[str]]:
 def at_edges(first: int, number: int) -> Iterator[list[str]]:
     """Cases at the edges of blocks of 16 and 32 keys and of ranges."""
     for name in list(edges.CASES)[first : first + number]:
-        for tile in (*TILES[1:4], GROUPS, *([FULL, TILES[4]] if name in edges.SPLIT else [])):
+        usual = (*TILES[1:4], GROUPS, *([FULL] if name in edges.SPLIT else []))
+        for tile in (TILES[4],) if name in edges.WIDE else usual:
             yield edges.problems_of(name, tile.BN, partial(run, tile=tile))
 
 

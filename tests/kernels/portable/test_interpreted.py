@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernels.portable.edges import CASES, DEFECTS, SPLIT
+from kernels.portable.edges import CASES, DEFECTS, SPLIT, WIDE
 from kernels.portable.interpreting import Interpreting
 
 pytest.importorskip("triton")
@@ -36,7 +36,7 @@ pytest.importorskip("triton")
         ("far heads", 0, 3, 3),
         ("far pages", 0, 1, 1),
         ("light", 0, 1, 2),
-        ("edges", 0, len(CASES), 4 * len(CASES) + 2 * len(SPLIT)),
+        ("edges", 0, len(CASES), 4 * len(CASES) + len(SPLIT) - 4 * len(WIDE)),
         pytest.param("defects", 0, len(DEFECTS), len(DEFECTS), marks=pytest.mark.seeded),
     ],
 )

@@ -94,7 +94,13 @@ def test_right_and_deaf_to_poison(name: str) -> None:
     assert bool(empty.any()) == (name != "two lists without lengths")
 
 
-@pytest.mark.parametrize("name", FEW_SETUPS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name == "one list" else pytest.param(name, marks=pytest.mark.long)
+        for name in FEW_SETUPS
+    ],
+)
 def test_three_launches_have_the_bits_of_one(name: str) -> None:
     op = operands(FEW_SETUPS[name])
     few = attend(op, few_plan(op), seed=1, schedule="unfair")

@@ -161,10 +161,17 @@ def calls_of(batch: Batch, ratio: int) -> list[dict[str, Any]]:
     windows = tables(batch, PAGE, seed=1)
     step = common(batch, windows, PAGE)
     window_spec = SlidingWindowMLASpec(
-        block_size=PAGE, num_kv_heads=1, max_tp_shards=1, head_size=WIDTH, dtype=torch.uint8,
-        sliding_window=WINDOW, cache_dtype_str="fp8_ds_mla", state_content_bytes=ROW,
-        alignment=ALIGNED, model_version="deepseek_v4",
-    )  # fmt: skip
+        block_size=PAGE,
+        num_kv_heads=1,
+        max_tp_shards=1,
+        head_size=WIDTH,
+        dtype=torch.uint8,
+        sliding_window=WINDOW,
+        cache_dtype_str="fp8_ds_mla",
+        state_content_bytes=ROW,
+        alignment=ALIGNED,
+        model_version="deepseek_v4",
+    )
     device = torch.device("cpu")
     builder = flashmla.DeepseekSparseSWAFlashMLAMetadataBuilder(window_spec, ["w"], vllm, device)
     with mock.patch.object(sparse_swa, "get_mla_metadata", get_mla_metadata):
@@ -188,10 +195,17 @@ def calls_of(batch: Batch, ratio: int) -> list[dict[str, Any]]:
     if ratio > 1:
         blocks = tables(batch, BLOCK, seed=2)
         spec = MLAAttentionSpec(
-            block_size=BLOCK, num_kv_heads=1, max_tp_shards=1, head_size=WIDTH, dtype=torch.uint8,
-            tokens_per_state=ratio, cache_dtype_str="fp8_ds_mla", alignment=ALIGNED,
-            model_version="deepseek_v4", state_content_bytes=ROW,
-        )  # fmt: skip
+            block_size=BLOCK,
+            num_kv_heads=1,
+            max_tp_shards=1,
+            head_size=WIDTH,
+            dtype=torch.uint8,
+            tokens_per_state=ratio,
+            cache_dtype_str="fp8_ds_mla",
+            alignment=ALIGNED,
+            model_version="deepseek_v4",
+            state_content_bytes=ROW,
+        )
         rows = sparse_mla.DeepseekV4FlashMLAMetadataBuilder(spec, ["layer"], vllm, device)
         metadata["layer"] = rows.build(0, common(batch, blocks, BLOCK))
         layer.kv_cache = pool(int(blocks.max()) + 1, BLOCK // ratio, batch.layers)

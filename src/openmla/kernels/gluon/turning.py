@@ -25,7 +25,7 @@ class Angles(NamedTuple):
     table: Any
     """A line of cosines, then sines, for each position; None: nothing is turned."""
     positions: Any
-    """Of each token, the line that it turns by."""
+    """The line of the table that each token turns by."""
     lines: Any
     stride: Any
     """From a line to the next."""

@@ -111,8 +111,8 @@ def scale_type_of(cache: LatentCache | Tensor) -> str | None:
 
 
 def v4_rows_of(cache: LatentCache) -> dict[str, Any]:
-    """The same of DeepSeek-V4's or V4.1's rows as words, whose pages have any size (see v4_rows.py
-    and v41_chunks.py)."""
+    """Arguments of a kernel that reads DeepSeek-V4's or V4.1's rows as words, in pages of any size
+    (see v4_rows.py and v41_chunks.py)."""
     stored = cache.field("scales") if cache.scales is None else cache.scales
     assert stored is not None
     data, scales = cache.data.view(torch.int32), stored.view(torch.int32)

@@ -41,7 +41,7 @@ class ChunkedRows(NamedTuple):
 
     chunks: int
     columns: int
-    """Of a chunk."""
+    """How many columns a chunk holds."""
     scale: str
     """Type of the scales."""
     scale_words: int

@@ -54,7 +54,7 @@ LANES = gl.constexpr(4)  # that hold the 64 bytes of a chunk of a row
 # longer (H200, two caches, 128 lists of 128 + 512 rows and of 128 + 1024, and 2048 lists; no
 # register is spilled).
 AHEAD = gl.constexpr(7)
-# Of V4.1's: with 6, Triton 3.6 spills 15 registers (compiled, not run).
+# V4.1's rows: with 6 chunks, Triton 3.6 spills 15 registers (compiled, not run).
 AHEAD_V41 = gl.constexpr(5)
 HALF = gl.constexpr(256)  # columns of a tile
 

@@ -13,6 +13,7 @@ from triton.runtime import driver
 from triton.runtime.errors import OutOfResources
 
 from openmla.errors import Unsupported
+from openmla.sources import TurnBack
 
 # Where a pointer may come from, besides arguments of the operator: memory of the launch's own.
 WORKSPACE, COUNTER = "workspace", "counter of the stream"
@@ -99,6 +100,20 @@ def strides(name: str, x: Tensor | None, unit: int = 1) -> dict[str, int]:
 def vector(x: Tensor | None) -> Tensor | None:
     """A small operand with contiguous elements."""
     return x if x is None or x.is_contiguous() else x.contiguous()
+
+
+def angles_of(turn: TurnBack | None) -> dict[str, Any]:
+    """Arguments of a kernel whose results are turned back; TURNED: how many of its columns."""
+    if turn is None:
+        names = ("angles_ptr", "positions_ptr", "angle_lines", "angles_stride")
+        return dict.fromkeys(names) | {"TURNED": 0}
+    return {
+        "angles_ptr": turn.table,
+        "positions_ptr": vector(turn.positions),
+        "angle_lines": turn.table.shape[0],
+        "angles_stride": turn.table.stride(0),
+        "TURNED": turn.columns,
+    }
 
 
 def counter_of_stream(device: torch.device, stream: int) -> Tensor:

@@ -11,9 +11,6 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from openmla.kernels.call import vector
-from openmla.sources import TurnBack
-
 COUNTS = ["angle_lines", "angles_stride"]
 VECTORS = ["angles_ptr", "positions_ptr"]
 SOURCES = {"angles_ptr": "turn_table", "positions_ptr": "turn_positions"}
@@ -29,19 +26,6 @@ class Angles(NamedTuple):
     lines: Any
     stride: Any
     """From a line to the next."""
-
-
-def angles_of(turn: TurnBack | None) -> dict[str, Any]:
-    """Arguments of a kernel whose results are turned back; TURNED: how many of its columns."""
-    if turn is None:
-        return dict.fromkeys((*VECTORS, *COUNTS)) | {"TURNED": 0}
-    return {
-        "angles_ptr": turn.table,
-        "positions_ptr": vector(turn.positions),
-        "angle_lines": turn.table.shape[0],
-        "angles_stride": turn.table.stride(0),
-        "TURNED": turn.columns,
-    }
 
 
 @gluon.jit

@@ -22,6 +22,7 @@ from openmla.kernels.call import (
     WORKSPACE,
     Call,
     Sources,
+    angles_of,
     scale_arguments,
     strides,
     vector,
@@ -53,7 +54,7 @@ from openmla.operands import (
 )
 from openmla.planning import Plan, latent_split, split
 from openmla.planning.target import target_by_name
-from openmla.sources import Listed, Source, TurnBack
+from openmla.sources import Listed, Source
 
 MERGE_ROWS = 16
 SOURCES: Sources = {
@@ -298,24 +299,10 @@ def _attend(plan: Plan, op: AttendOperands, results: Results) -> Call:
         "TYPE": row_type(op.sources[0].rows),
         "TWO_TERMS": config.terms == 2,
         "BRANCH": config.branches,
-        **_turn_back(op.turn_back),
+        **angles_of(op.turn_back),
         **common,
     }
     return Call(attend_kernel, total_q * blocks, arguments, ATTEND_SOURCES)
-
-
-def _turn_back(turn: TurnBack | None) -> dict[str, Any]:
-    """Angles and positions by which results are turned back."""
-    if turn is None:
-        names = ("angles_ptr", "positions_ptr", "angle_lines", "angles_stride")
-        return dict.fromkeys(names) | {"TURNED": 0}
-    return {
-        "angles_ptr": turn.table,
-        "positions_ptr": vector(turn.positions),
-        "angle_lines": turn.table.shape[0],
-        "angles_stride": turn.table.stride(0),
-        "TURNED": turn.columns,
-    }
 
 
 def _source(source: Source | None, number: int, native: bool) -> dict[str, Any]:

@@ -24,12 +24,11 @@ from openmla.kernels.blackwell.sparse.launch import (
     widened,
 )
 from openmla.kernels.blackwell.sparse.records import Indexing
-from openmla.kernels.call import Call, strides, vector
+from openmla.kernels.call import Call, angles_of, strides, vector
 from openmla.kernels.gluon.compat import pair_tmem_layout, tmem_reg_layout
 from openmla.kernels.gluon.dequantize.launch import Filling, addressed_once, joined_sources
 from openmla.kernels.gluon.places import NO_SPANS, entries_of, places_of
 from openmla.kernels.gluon.ranges.launch import group_of, groups, merge_call, partial_results
-from openmla.kernels.gluon.turning import angles_of
 from openmla.operands import AttendOperands, LatentOperands, Results, SparseOperands, data_of
 from openmla.planning import Plan
 from openmla.planning.dequantize import Workspace

@@ -29,11 +29,10 @@ from openmla.kernels.blackwell.sparse.records import (
     TmemLayouts,
     TmemMap,
 )
-from openmla.kernels.call import Call, strides, vector
+from openmla.kernels.call import Call, angles_of, strides, vector
 from openmla.kernels.gluon.compat import tmem_reg_layout
 from openmla.kernels.gluon.descriptors import box_strides, tile_layout
 from openmla.kernels.gluon.places import NO_SPANS, entries_of, places_of
-from openmla.kernels.gluon.turning import angles_of
 from openmla.kernels.gluon.upcast.launch import upcast
 from openmla.operands import AttendOperands, LatentOperands, Results, SparseOperands
 from openmla.planning import Plan

@@ -10,7 +10,7 @@ from triton.experimental.gluon import language as gl
 
 from openmla.cache import LatentCache
 from openmla.formats import V4
-from openmla.kernels.call import Call, scale_arguments, strides, vector
+from openmla.kernels.call import Call, angles_of, scale_arguments, strides, vector
 from openmla.kernels.cdna4.dense.launch import COMPILER_OPTIONS, PIECE_BYTES, outputs, piece_strides
 from openmla.kernels.cdna4.layouts import latent_layouts, rope_layouts, sparse_matrix_layouts
 from openmla.kernels.cdna4.sparse.kernel import sparse_kernel
@@ -19,7 +19,6 @@ from openmla.kernels.cdna4.sparse.records import RowsBlock, RowsLayouts
 from openmla.kernels.cdna4.sparse.sources import attend_kernel
 from openmla.kernels.gluon.places import NO_SPANS, entries_of, places_of
 from openmla.kernels.gluon.ranges.launch import merge_call, partial_results
-from openmla.kernels.gluon.turning import angles_of
 from openmla.modular.cdna4.layout.dma import WAVE
 from openmla.operands import AttendOperands, LatentOperands, Results, SparseOperands
 from openmla.planning import Plan

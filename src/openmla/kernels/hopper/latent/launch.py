@@ -21,6 +21,7 @@ from openmla.kernels.call import (
     Extent,
     LaunchNumbers,
     Sources,
+    angles_of,
     launch_counter,
     scale_arguments,
     strides,
@@ -44,7 +45,6 @@ from openmla.kernels.gluon.ranges.launch import (
     partial_results,
 )
 from openmla.kernels.gluon.turning import SOURCES as ANGLE_SOURCES
-from openmla.kernels.gluon.turning import angles_of
 from openmla.kernels.hopper.few.launch import few_calls
 from openmla.kernels.hopper.latent.kernel import latent_kernel
 from openmla.kernels.hopper.latent.plan import (

@@ -26,6 +26,9 @@ from gluon_sim.values.layouts import split_axis
 from gluon_sim.values.tensors import Tensor
 
 _UNKNOWN = "unknown"
+_MOST_MASKS = 512
+_masks: dict[tuple[Any, ...], int] = {}
+"""The masks of `Allocation.cells`: every program of a kernel has views like those of the others."""
 
 
 class Allocation:
@@ -40,23 +43,28 @@ class Allocation:
         self.cell = cell
         self.turning = False  # indexed, or waited for, by what a register holds
         self.first: MemoryView | None = None  # as it was allocated
-        self._cells: dict[tuple[Any, ...], int] = {}
 
     def cells(self, view: MemoryView) -> int:
         """The bytes of a view as a bit mask over cells of `cell` bytes."""
         place = None if view.place is None else view.place.tobytes()
-        key = (view.offset, view.shape, view.strides, place, view.dtype.itemsize)
-        if key not in self._cells:
-            marks = np.zeros(len(self.bytes), np.uint8)
-            if view.place is not None:
-                marks[view.byte_positions()] = 1
-            else:
-                unsigned = np.dtype(f"u{view.dtype.itemsize}")
-                np.ndarray(view.shape, unsigned, marks, view.offset, view.strides)[...] = 1
-            per_cell = np.pad(marks, (0, -len(marks) % self.cell)).reshape(-1, self.cell)
-            packed = np.packbits(per_cell.any(1), bitorder="little")
-            self._cells[key] = int.from_bytes(packed.tobytes(), "little")
-        return self._cells[key]
+        size = len(self.bytes), self.cell
+        key = (size, view.offset, view.shape, view.strides, place, view.dtype.itemsize)
+        mask = _masks.get(key)
+        if mask is None:
+            if len(_masks) == _MOST_MASKS:
+                _masks.clear()
+            mask = _masks[key] = self._mask(view)
+        return mask
+
+    def _mask(self, view: MemoryView) -> int:
+        marks = np.zeros(len(self.bytes) + -len(self.bytes) % self.cell, np.uint8)
+        if view.place is not None:
+            marks[view.byte_positions()] = 1
+        else:
+            unsigned = np.dtype(f"u{view.dtype.itemsize}")
+            np.ndarray(view.shape, unsigned, marks, view.offset, view.strides)[...] = 1
+        packed = np.packbits(marks.view(f"u{self.cell}") != 0, bitorder="little")
+        return int.from_bytes(packed.tobytes(), "little")
 
 
 class MemoryView:

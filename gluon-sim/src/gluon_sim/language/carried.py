@@ -30,8 +30,14 @@ def recompile(function: Callable[..., Any], branches: bool = False) -> types.Cod
 
 
 @functools.cache
-def _parse(path: str, changed: int) -> ast.Module:
-    return ast.parse(Path(path).read_text())
+def _functions(path: str, changed: int) -> dict[tuple[str, int], ast.FunctionDef]:
+    """The functions of a file, by their names and first lines (of the decorators)."""
+    tree = ast.parse(Path(path).read_text())
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    return {
+        (node.name, min([node.lineno, *(d.lineno for d in node.decorator_list)])): node
+        for node in found
+    }
 
 
 @functools.cache
@@ -40,12 +46,14 @@ def _recompile(file: str, line: int, code: types.CodeType, branches: bool) -> ty
     path = Path(file)
     if code.co_freevars or not path.is_file():
         return None
-    tree = _parse(str(path), path.stat().st_mtime_ns)
-    node = next((n for n in ast.walk(tree) if _starts_at(n, code)), None)
-    if not isinstance(node, ast.FunctionDef):
+    functions = _functions(str(path), path.stat().st_mtime_ns)
+    kept = functions.get((code.co_name, code.co_firstlineno))
+    if kept is None:
         return None
-    node = copy.deepcopy(node)  # the tree is kept
-    names = _carried(node)
+    names = _carried(kept)
+    if not names and not branches:
+        return None
+    node = copy.deepcopy(kept)
     wrapper = _Wrap(names)
     wrapper.visit(node)
     marked = Marked(file)
@@ -64,13 +72,6 @@ def _recompile(file: str, line: int, code: types.CodeType, branches: bool) -> ty
     made = compile(module, code.co_filename, "exec")
     found = (c for c in made.co_consts if inspect.iscode(c) and c.co_name == code.co_name)
     return next(found, None)
-
-
-def _starts_at(node: ast.AST, code: types.CodeType) -> bool:
-    if not isinstance(node, ast.FunctionDef) or node.name != code.co_name:
-        return False
-    first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-    return first == code.co_firstlineno
 
 
 def _carried(function: ast.FunctionDef) -> set[str]:

@@ -12,6 +12,8 @@ VENV_VLLM := .venv-vllm
 VENV_SGLANG := .venv-sglang
 # Workers of pytest-xdist must collect the same tests in the same order, whatever a test iterates over.
 export PYTHONHASHSEED := 0
+# Modules are compiled once, not by every worker and every process that a test starts.
+export PYTHONDONTWRITEBYTECODE :=
 PIP_INSTALL = bin/pip install --quiet --disable-pip-version-check
 
 .PHONY: help demo test unit matrix test-all test-fresh test-gpu test-transformers test-vllm record-vllm test-sglang record-sglang lint compile-all docs wheel clean

@@ -12,7 +12,7 @@ from gluon_sim import Kind
 from kernels.blackwell.backward.simulated import BLACKWELL
 from kernels.gradients import CASES as KERNEL_CASES
 from kernels.gradients import RINGS, BackwardDefect
-from kernels.mutants import NOTHING, assert_found, load_mutant
+from kernels.mutants import NOTHING, assert_found, controls, load_mutant
 from openmla.kernels.blackwell.backward import launch as launcher
 
 CASES = {**KERNEL_CASES, "rings": RINGS}
@@ -295,6 +295,6 @@ def test_defect_is_found(defect: BackwardDefect, tmp_path: Path) -> None:
     assert_found(defect.kind, partial(BLACKWELL.check, mutant, CASES[defect.case]))
 
 
-@pytest.mark.parametrize("name", sorted({defect.case for defect in DEFECTS}))
+@pytest.mark.parametrize("name", controls((d.case for d in DEFECTS), KERNEL_CASES))
 def test_the_kernels_themselves_are_clean_and_right(name: str) -> None:
     assert BLACKWELL.check(launcher, CASES[name], "random", 1) == (set(), True)

@@ -14,7 +14,7 @@ from gluon_sim import Kind, Limits, intercept
 from kernels.blackwell.sparse.defects import SparseDefect, load_defect
 from kernels.blackwell.sparse.test_kernel import SEEDS
 from kernels.judging import assert_clean
-from kernels.mutants import RUNS, assert_found
+from kernels.mutants import RUNS, assert_found, controls
 from openmla import reference
 from openmla.kernels.blackwell.pair.plan import MOST_JOINED
 from openmla.lab.testing.build import Outcome
@@ -235,7 +235,7 @@ def test_defect_is_found(defect: SparseDefect, tmp_path: Path) -> None:
     assert_found(defect.kind, partial(run_on, mutant, SETUPS[defect.case]))
 
 
-@pytest.mark.parametrize("name", sorted({d.case for d in DEFECTS}))
+@pytest.mark.parametrize("name", controls((d.case for d in DEFECTS), SETUPS))
 def test_the_kernel_itself_is_clean_and_right(name: str) -> None:
     for schedule, seed in RUNS[:2]:
         assert run_on(launcher, SETUPS[name], schedule, seed) == (set(), True)

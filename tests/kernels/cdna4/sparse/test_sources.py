@@ -14,7 +14,7 @@ import openmla.kernels.cdna4 as package
 import openmla.kernels.cdna4.sparse.launch as launcher
 from gluon_sim import Kind, Limits, intercept
 from kernels.judging import assert_clean
-from kernels.mutants import RUNS, assert_found, load_mutant, once
+from kernels.mutants import RUNS, assert_found, controls, load_mutant, once
 from openmla import reference
 from openmla.lab.testing.build import Outcome
 from openmla.lab.testing.compare import compare
@@ -238,7 +238,7 @@ def test_defect_is_found(defect: SourceDefect, tmp_path: Path) -> None:
     assert_found(defect.kind, partial(run_on, mutant, SETUPS[defect.case]))
 
 
-@pytest.mark.parametrize("name", sorted({d.case for d in DEFECTS}))
+@pytest.mark.parametrize("name", controls((d.case for d in DEFECTS), SETUPS))
 def test_the_kernel_itself_is_clean_and_right(name: str) -> None:
     for schedule, seed in RUNS[:2]:
         assert run_on(launcher, SETUPS[name], schedule, seed) == (set(), True)

@@ -15,7 +15,7 @@ import openmla.kernels.hopper as hopper
 from gluon_sim import Kind, Limits, intercept
 from indexer import cases
 from indexer.score_cases import SCHEDULES, UNWRITTEN, paged, width_of
-from kernels.mutants import RUNS, Defect, assert_found, load_mutant, once
+from kernels.mutants import RUNS, Defect, assert_found, controls, load_mutant, once
 from openmla import IndexCache
 from openmla.indexer.operands import ScoresOperands
 from openmla.kernels.hopper.indexer import launch as launcher
@@ -397,7 +397,7 @@ def test_defect_is_found(defect: Defect, tmp_path: Path) -> None:
     assert_found(defect.kind, partial(judged, mutant, defect.case))
 
 
-@pytest.mark.parametrize("case", sorted({defect.case for defect in DEFECTS}))
+@pytest.mark.parametrize("case", controls((d.case for d in DEFECTS), CASES))
 def test_the_kernel_itself_is_clean_and_right(case: str) -> None:
     for schedule, seed in RUNS[:3]:
         assert judged(launcher, case, schedule, seed) == (set(), True)

@@ -1,6 +1,8 @@
 """Where work items of the latent kernel come from."""
 
 import random
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -125,12 +127,21 @@ def numbered(
     return [[tuple(row) for row in own if row[0] != -9] for own in items.tolist()]
 
 
-@pytest.mark.parametrize("heads", [16, 70, 128])
-@pytest.mark.parametrize("chunk, batch", [(32, 1), (32, 3), (32, 32), (128, 128), (128, 150)])
-@pytest.mark.parametrize(
-    "programs, mean_tiles, draws",
-    [(1, 1, False), (7, 1, False), (1, 1, True), (7, 3, True), (33, 2, True)],
-)
+HEADS = (16, 70, 128)
+BATCHES = ((32, 1), (32, 3), (32, 32), (128, 128), (128, 150))
+PROGRAMS = ((1, 1, False), (7, 1, False), (1, 1, True), (7, 3, True), (33, 2, True))
+
+
+def numberings() -> Iterator[Any]:
+    """All combinations. `make test` runs a third, where every two of their parts meet."""
+    for i, heads in enumerate(HEADS):
+        for j, (chunk, batch) in enumerate(BATCHES):
+            for k, programs in enumerate(PROGRAMS):
+                marks = [] if i == (j + k) % len(HEADS) else [pytest.mark.long]
+                yield pytest.param(chunk, batch, heads, *programs, marks=marks)
+
+
+@pytest.mark.parametrize("chunk, batch, heads, programs, mean_tiles, draws", [*numberings()])
 def test_every_work_item_is_one_programs(
     chunk: int, batch: int, heads: int, programs: int, mean_tiles: int, draws: bool
 ):

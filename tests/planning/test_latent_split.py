@@ -204,7 +204,7 @@ def test_the_plan_says_how_many_work_items_there_are() -> None:
     one = replace(FIXED, batch=1, total_q=1, total_k=32768, table_keys=32768, invariant=False)
     assert "x 4 range(s) = 8, for 132 SMs; range_keys=512 would make 128" in explained(one)
     asked = replace(one, invariant=True, range_keys=512)
-    assert "64 ranges; 31 tokens a launch, 1 launches" in explained(asked)
+    assert "64 ranges; 31 tokens a launch, 1 launch(es)" in explained(asked)
     assert "x 64 range(s) = 128, for 132 SMs" in explained(asked)
     full = replace(one, batch=128, total_q=128, total_k=128 * 32768)
     assert "= 1024, for 132 SMs" in explained(full) and "range_keys" not in explained(full)

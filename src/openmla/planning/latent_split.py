@@ -259,7 +259,7 @@ class FixedSplit:
         return (
             f"split keys: invariant, ranges of {self.keys_of_range} keys from the first key on; "
             f"{keys} keys: {self.ranges(keys)} ranges; {together} tokens a launch, "
-            f"{ceildiv(problem.total_q, together)} launches, each with its merge"
+            f"{ceildiv(problem.total_q, together)} launch(es), each with its merge"
         )
 
 

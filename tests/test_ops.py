@@ -63,6 +63,7 @@ def latent_arguments(lse: bool) -> tuple[Any, ...]:
         True,
         2,
         False,
+        128,
         8,
         "auto",
         torch.empty(5, 2, 8),

@@ -59,10 +59,12 @@ def test_every_field_counts_in_equality(field: str):
         "v_dtype": "fp16",
         "rope_dtype": "fp16",
         "turned_back": 64,
+        "range_keys": 512,
     }
     base = DEEPSEEK_V3
-    if field in ("table_keys", "invariant"):  # of the latent form alone
+    if field in ("table_keys", "invariant", "range_keys"):  # of the latent form alone
         base = dataclasses.replace(base, form="latent", d_nope=512, d_v=512, page_size=64)
+        base = dataclasses.replace(base, invariant=field == "range_keys")
     if field in ("span", "second", "turned_back"):  # of the sparse form alone
         base = dataclasses.replace(base, form="sparse", d_nope=512, d_v=512, page_size=64)
     old = getattr(base, field)
@@ -70,6 +72,24 @@ def test_every_field_counts_in_equality(field: str):
     if isinstance(old, int) and not isinstance(old, bool) and field not in changed:
         new = old - 1 if field == "heads" else old + 1
     assert dataclasses.replace(base, **{field: new}) != base
+
+
+@pytest.mark.parametrize("keys", [-512, 1, 64, 129, 384, 2**21])
+def test_ranges_are_powers_of_two_of_whole_steps(keys: int):
+    latent = {"form": "latent", "heads": 16, "d_nope": 512, "d_rope": 64, "d_v": 512}
+    with pytest.raises(InvalidArgument, match=r"range_keys: .* a power of two from 128 to 1048576"):
+        Problem(**latent, invariant=True, range_keys=keys)
+
+
+def test_only_invariant_latent_calls_have_ranges_of_a_length_of_their_own():
+    latent = {"form": "latent", "heads": 16, "d_nope": 512, "d_rope": 64, "d_v": 512}
+    asked = Problem(**latent, invariant=True, range_keys=512)
+    assert "invariant, ranges of 512 keys" in str(asked)
+    assert Problem(**asked.to_json()) == asked
+    with pytest.raises(InvalidArgument, match="range_keys: expected 0, or in an invariant call"):
+        dataclasses.replace(asked, invariant=False)
+    with pytest.raises(InvalidArgument, match="range_keys: expected 0 unless the form is latent"):
+        dataclasses.replace(DEEPSEEK_V3, range_keys=512)
 
 
 def test_a_problem_cannot_be_changed():

@@ -1,7 +1,7 @@
 """Time few queries over many keys on an H200: pages, uneven lists, few lists, FP8 rows read in two
-ways.
+ways; ranges of keys of several lengths, beside FlashMLA where that is installed.
 
-PYTHONPATH=src python benchmarks/device/few_h200.py --out DIR [--section pages|lists|few|fp8 ...]
+PYTHONPATH=src python benchmarks/device/few_h200.py --out DIR [--section ranges|pages|lists ...]
 
 Every call is replayed from a CUDA graph, so host time is not measured.
 """
@@ -11,18 +11,23 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from sections import Section, run
+from torch import Tensor
 
 from openmla.cache import LatentCache
 from openmla.dispatch import plan_call
 from openmla.kernels.hopper.latent.launch import calls
-from openmla.lab.bench.few import SCALE, SHAPES, Shape, fill, on_gpu
+from openmla.lab.bench.few import SCALE, SHAPES, Inputs, Shape, fill, on_gpu
 from openmla.lab.bench.gpu_timing import MATMUL_FLOPS, graph_of, matmul, race
 from openmla.operands import Results, SparseOperands, Weights
 from openmla.planning.dequantize import LISTED_CAP
+from openmla.planning.latent_split import suggested_range_keys
 
 # The shapes of `openmla bench few`, and chunks beside them, which must not become slower.
 CHUNKS = (Shape(1, 4096, 8192, 128), Shape(1, 2048, 16384, 16), Shape(4, 512, 8192, 128))
@@ -38,6 +43,72 @@ def pages(group: str, rounds: int) -> Iterator[dict[str, Any]]:
     for shape, backend in PAGES[group]:
         yield {"backend": backend, **on_gpu(shape, rounds, backend).to_json()}
         torch.cuda.empty_cache()
+
+
+# Decode where ranges follow from requests that are few: lengths that are even, or drawn from 1 on.
+# The last two are batches that fill the chip, which short ranges must be expected to slow down.
+RANGED = {
+    "1 of 32768, 128 heads": (Shape(1, 1, 32768, 128), False),
+    "1 of 131072, 128 heads": (Shape(1, 1, 131072, 128), False),
+    "1 of 32768, 16 heads": (Shape(1, 1, 32768, 16), False),
+    "1 of 8192, 16 heads": (Shape(1, 1, 8192, 16), False),
+    "8 of 1 to 32768, 128 heads": (Shape(8, 1, 32768, 128), True),
+    "32 of 8192, 128 heads": (Shape(32, 1, 8192, 128), False),
+    "32 of 8192, 16 heads": (Shape(32, 1, 8192, 16), False),
+    "32 of 1 to 8192, 16 heads": (Shape(32, 1, 8192, 16), True),
+    "32 of 32768, 128 heads": (Shape(32, 1, 32768, 128), False),
+    "128 of 8192, 128 heads": (Shape(128, 1, 8192, 128), False),
+}
+RANGES = (None, 256, 512, 1024, 2048, 4096)
+
+
+def ranges(group: str, rounds: int) -> Iterator[dict[str, Any]]:
+    """The rule of the plan (None), ranges of several lengths, and FlashMLA."""
+    shape, drawn = RANGED[group]
+    inputs = Inputs(shape, "cuda")
+    if drawn:
+        inputs.lengths.random_(1, shape.keys + 1)
+    mean = int(inputs.lengths.float().mean())
+    sms = torch.cuda.get_device_properties(0).multi_processor_count
+    suggested = suggested_range_keys(shape.heads, shape.requests, mean, sms)
+    lengths = list(dict.fromkeys((*RANGES, suggested)))
+    outs = {str(keys): inputs.openmla(range_keys=keys).clone() for keys in lengths}
+    contestants: dict[str, Callable[[], object]] = {
+        str(keys): graph_of(partial(inputs.openmla, range_keys=keys)) for keys in lengths
+    }
+    peer = flash_mla(inputs)
+    if peer is not None:
+        outs["FlashMLA"] = peer().view_as(inputs.out).clone()
+        contestants["FlashMLA"] = graph_of(peer)
+    timings = race(contestants, rounds)
+    usual = timings["None"].median
+    yield {
+        "shape": group,
+        "suggested": suggested,
+        **{f"us {name}": 1e3 * timings[name].median for name in contestants},
+        **{f"us {name} in a row": 1e3 * timings[name].back_to_back for name in contestants},
+        **{f"times faster {name}": usual / timings[name].median for name in contestants},
+        **{f"apart {n}": float((x - outs["None"]).abs().max()) for n, x in outs.items()},
+    }
+
+
+def flash_mla(inputs: Inputs) -> Callable[[], Tensor] | None:
+    """FlashMLA's call, or None where there is no such package. It makes its schedule in the first
+    call, which is not timed."""
+    if find_spec("flash_mla") is None:
+        return None
+    package = import_module("flash_mla")
+    schedule, splits = package.get_mla_metadata()
+    q = inputs.q.view(inputs.shape.requests, inputs.shape.queries, *inputs.q.shape[1:])
+    rows = inputs.cache.data.unsqueeze(2)
+    common = {"softmax_scale": SCALE, "causal": inputs.shape.causal}
+
+    def call() -> Tensor:
+        asked = q, rows, inputs.table, inputs.lengths, inputs.out.shape[2], schedule, splits
+        out: Tensor = package.flash_mla_with_kvcache(*asked, **common)[0]
+        return out
+
+    return call
 
 
 def sparse(queries: int, rows: int, heads: int = 128, topk: int = 2048) -> SparseOperands:
@@ -177,6 +248,7 @@ def fp8_ways(op: SparseOperands, multiply: Callable[[], object], rounds: int) ->
 
 SECTIONS = {
     "pages": Section(pages, 60, ("bf16", "fp8_656")),
+    "ranges": Section(ranges, 60, tuple(RANGED)),
     "lists": Section(lists, 40),
     "few": Section(few, 40, ("bf16", "fp8_656")),
     "fp8": Section(fp8, 60),

@@ -22,7 +22,7 @@ from openmla.cache import (
 )
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.operands import AttendOperands, Operands, Results, SparseOperands, extent
-from openmla.problem import MAX_HEADS
+from openmla.problem import MAX_HEADS, RANGES_TAKEN, is_range
 from openmla.sequences import first_key_of, paged_spans
 from openmla.sources import Listed, Source, Span, TurnBack
 
@@ -154,6 +154,15 @@ def window(value: object, causal: bool) -> int:
         raise InvalidArgument("window", expected, describe(value))
     if not causal:
         raise InvalidArgument("window", "None, or causal=True beside it", f"{value}, not causal")
+    return value
+
+
+def range_keys(value: object) -> int:
+    """Keys of a range, 0 where the plan decides, which is None to a caller."""
+    if value is None:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int) or not is_range(value):
+        raise InvalidArgument("range_keys", f"None, or {RANGES_TAKEN}", describe(value))
     return value
 
 

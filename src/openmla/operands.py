@@ -187,6 +187,8 @@ class LatentOperands(_OfQueries):
     """A row's bits depend on the row and the keys it sees alone."""
     window: int = 0
     """Keys that a query sees at most, the nearest ones up to its own position; 0: all."""
+    range_keys: int = 0
+    """Keys of a range of an invariant call; 0: as many as the plan says."""
 
     def of_tokens(self, tokens: slice) -> "LatentOperands":
         """Tokens first … last - 1 of all requests as a call of their own, without waiting for the
@@ -216,6 +218,7 @@ class LatentOperands(_OfQueries):
             results,
             form="latent",
             invariant=self.invariant,
+            range_keys=self.range_keys,
             page_size=self.cache.page_size,
             causal=self.causal,
             window=self.window,

@@ -125,6 +125,7 @@ def _latent(
     causal: bool,
     window: int,
     invariant: bool,
+    range_keys: int,
     d_v: int,
     backend: str,
     out: Tensor,
@@ -137,7 +138,7 @@ def _latent(
         first_keys = checks.first_keys(cu_seqlens_q, cache_lengths, window)
         checks.paged_values(cache, block_table, cache_lengths, first_keys)
     weights = Weights(scale, sink, q_scale, k_scale)
-    flags = causal, d_v, weights, invariant, window
+    flags = causal, d_v, weights, invariant or range_keys > 0, window, range_keys
     operands = LatentOperands(q, cache, block_table, cache_lengths, cu_seqlens_q, *flags)
     return operands, Results(out, lse), backend
 

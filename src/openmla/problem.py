@@ -31,6 +31,9 @@ ROPE_SOURCES = ("none", "shared", "per_head", "cache")
 DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "e4m3": 1}
 CACHE_FORMATS = tuple(FORMATS)
 MAX_HEADS = 128
+LEAST_RANGE, MOST_RANGE = 128, 2**20
+"""Keys of a range that a caller may name: from a step of the kernels, which no range cuts, to more
+than a model's context. Powers of two, since device code divides nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +111,8 @@ class Problem:
     invariant: bool = False
     """A row's bits depend on the row and the keys it sees alone, not on how many other queries its
     request has. Latent form only."""
+    range_keys: int = 0
+    """Keys of a range of an invariant call; 0: as many as openmla.planning.latent_split says."""
     turned_back: int = 0
     """Columns at the end of V whose results are turned back by the angle of the query's position;
     0: none. Sparse form only."""
@@ -164,13 +169,22 @@ class Problem:
             raise InvalidArgument("has_k_start", "False: only dense keys are ragged", True)
         if self.form != "dense" and self.d_v > self.d_nope:
             raise InvalidArgument("d_v", f"at most the latent width {self.d_nope}", self.d_v)
-        if self.invariant and self.form != "latent":
-            raise InvalidArgument("invariant", "False unless the form is latent", True)
+        self._check_invariant()
         if self.has_key_mask and self.form != "dense":
             raise InvalidArgument("has_key_mask", "False unless the form is dense", True)
         self._check_turn()
         self._check_sources()
         self._settle()
+
+    def _check_invariant(self) -> None:
+        """The latent form has invariant calls, and they have ranges of a length of their own."""
+        if self.range_keys and self.form != "latent":
+            raise InvalidArgument("range_keys", "0 unless the form is latent", self.range_keys)
+        if self.invariant and self.form != "latent":
+            raise InvalidArgument("invariant", "False unless the form is latent", True)
+        if self.range_keys and not (self.invariant and is_range(self.range_keys)):
+            expected = f"0, or in an invariant call {RANGES_TAKEN}"
+            raise InvalidArgument("range_keys", expected, self.range_keys)
 
     def _check_turn(self) -> None:
         """Pairs of columns turn, in the sparse form alone, and nothing scales single tokens or keys
@@ -306,6 +320,7 @@ class Problem:
             parts += [f"pages of {self.page_size}"]
         options = {"key mask": self.has_key_mask, "sink": self.has_sink, "lse": self.wants_lse}
         options |= {"invariant": self.invariant, "fp32 out": self.fp32_out}
+        options |= {f"ranges of {self.range_keys} keys": bool(self.range_keys)}
         options |= {f"{self.turned_back} columns turned back": bool(self.turned_back)}
         parts += [label for label, on in options.items() if on]
         return ", ".join(parts)
@@ -313,6 +328,18 @@ class Problem:
 
 _COUNTS = tuple(f.name for f in fields(Problem) if f.type == "int")
 _FLAGS = tuple(f.name for f in fields(Problem) if f.type == "bool")
+
+
+RANGES_TAKEN = f"a power of two from {LEAST_RANGE} to {MOST_RANGE}"
+
+
+def is_range(keys: int) -> bool:
+    """Whether a caller may name ranges of so many keys.
+
+    >>> [keys for keys in (0, 64, 128, 129, 512, 2**20, 2**21) if is_range(keys)]
+    [128, 512, 1048576]
+    """
+    return LEAST_RANGE <= keys <= MOST_RANGE and not keys & (keys - 1)
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

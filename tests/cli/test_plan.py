@@ -104,6 +104,20 @@ def test_a_window_is_planned() -> None:
         assert refused.exit_code == 2 and "window: expected 0" in refused.output
 
 
+def test_ranges_of_a_named_length_are_planned() -> None:
+    asked = ["--form", "latent", "--tokens", "1", "--context", "32768", "--page-size", "64"]
+    told = CliRunner().invoke(app, [*asked, "--range-keys", "512", "--verbose"])
+    assert told.exit_code == 0 and "ranges of 512 keys" in told.output
+    assert "64 range(s) = 128, for 132 SMs" in told.output
+    for wrong in ("384", "64"):
+        refused = CliRunner().invoke(app, [*asked, "--range-keys", wrong])
+        assert refused.exit_code == 2 and f"to 1048576, got {wrong}" in refused.output
+    for form in ("scores", "dense"):
+        wrong = ["--model", "deepseek-v3.2", "--form", form, "--range-keys", "512"]
+        refused = CliRunner().invoke(app, wrong)
+        assert refused.exit_code == 2 and "range_keys: expected 0" in refused.output
+
+
 def test_results_that_are_turned_back_are_planned() -> None:
     asked = ["--model", "deepseek-v4-flash", "--dtype", "fp8_584", "--page-size", "64"]
     told = CliRunner().invoke(app, [*asked, "--turned-back", "64", "--verbose"])

@@ -22,7 +22,7 @@ from openmla.kernels.launch import calls
 from openmla.lab.compiling.jobs import CompileJob, job_key
 from openmla.planning import plan
 from openmla.planning.models import MODELS
-from openmla.planning.target import target_by_name
+from openmla.planning.target import Target, target_by_name
 
 
 def test_examples():
@@ -121,6 +121,29 @@ def test_no_batch_meets_a_kernel_that_was_not_compiled(
             problem = drawn_batch(one, draw)
             missing = warmup.kernels_of(problem, chip) - compiled
             assert not missing, (problem, [kernel.name for kernel in missing])
+
+
+def test_calls_that_name_their_ranges_are_warmed_up_too():
+    """A kernel is told whether there is a length, the portable one which."""
+    for chip, shared in (("h200", True), ("a100", False)):
+        target = target_by_name(chip)
+
+        def kernels(range_keys: int, target: Target = target) -> set[warmup.Kernel]:
+            asked = warmup.problems_of("deepseek-v3", tp=8, range_keys=range_keys)
+            chosen = [p for p in asked if p.form == "latent"]
+            found = (warmup.kernels_of(p, target) for p in chosen)
+            return {k for made in found for k in made if k.name == "latent_kernel"}
+
+        assert kernels(0) < kernels(512)
+        assert (kernels(512) == kernels(1024)) == shared
+    assert not [p for p in warmup.problems_of("deepseek-v3", range_keys=512) if _names(p, 0)]
+    served = warmup.batches_of("deepseek-v3", target_by_name("h200"), 2, range_keys=128)
+    assert any(_names(p, 128) for p in served)
+
+
+def _names(problem: warmup.Asked, keys: int) -> bool:
+    """Whether it is an invariant call with ranges of so many keys."""
+    return getattr(problem, "invariant", False) and getattr(problem, "range_keys", 0) == keys
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp8_656"])

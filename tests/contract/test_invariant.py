@@ -66,6 +66,14 @@ def test_parts_have_the_bits_of_the_prompt(whole: Results, name: str, page: int)
     assert other_bits(whole, called(PROMPT.call(*parts, page=page), invariant=True), parts) == []
 
 
+@pytest.mark.parametrize("name", PARTS)
+def test_so_they_have_with_ranges_of_a_length_of_their_own(whole: Results, name: str) -> None:
+    """`range_keys` alone makes a call invariant. The CPU's blocks are as long as before."""
+    parts = PARTS[name]
+    for options in ({"range_keys": 256}, {"range_keys": 256, "invariant": True}):
+        assert other_bits(whole, called(PROMPT.call(*parts), **options), parts) == []
+
+
 def test_without_the_switch_they_have_others(whole: Results) -> None:
     parts = PARTS["decode steps"]
     plain = called(PROMPT.call((0, 600)))
@@ -91,8 +99,9 @@ def test_fewer_tokens_have_as_many_keys_fewer() -> None:
     assert full.cache_lengths.tolist() == [40, 20, 600]
 
 
+@pytest.mark.parametrize("range_keys", [0, 128])
 @pytest.mark.parametrize("seed", range(6))
-def test_the_rule_accepts_it(seed: int) -> None:
+def test_the_rule_accepts_it(seed: int, range_keys: int) -> None:
     case = Case(
         "latent",
         5,
@@ -108,7 +117,8 @@ def test_the_rule_accepts_it(seed: int) -> None:
         sink="mixed",
         spare=2,
         scale=0.2,
-        invariant=True,
+        invariant=not range_keys,
+        range_keys=range_keys,
         seed=seed,
     )
     assert not Checker().result(case, True).kind
@@ -122,6 +132,13 @@ def test_who_serves_it() -> None:
     with pytest.raises(Unsupported, match="invariant True"):
         plan(LATENT, "b200", backend="blackwell")
     assert "invariant, ranges of 2048 keys" in plan(LATENT, "h200").explain()
+    short = replace(LATENT, range_keys=512)
+    for target in ("h200", "a100", "b200", "mi355x"):
+        assert plan(short, target).backend == plan(LATENT, target).backend
+        assert "invariant, ranges of 512 keys" in plan(short, target).explain()
+    assert plan(short, "cpu").backend == "cpu"
+    with pytest.raises(Unsupported, match="invariant True"):
+        plan(short, "mi355x", backend="cdna4")
 
 
 def test_one_plan_whatever_the_queries() -> None:

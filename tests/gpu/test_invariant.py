@@ -54,6 +54,22 @@ def test_parts_have_the_bits_of_the_prompt(backend: str, heads: int) -> None:
         assert other_bits(whole, got, parts) == []
 
 
+@pytest.mark.parametrize("backend", ["hopper", "portable"])
+@pytest.mark.parametrize("keys", [128, 512, 4096])
+def test_parts_have_them_with_ranges_of_a_named_length(backend: str, keys: int) -> None:
+    prompt = Prompt.of(TOKENS, 16, d_v=512, rope=64)
+    options = {"range_keys": keys, "backend": backend}
+    try:
+        whole = called(prompt.call((0, TOKENS), page=64), **options)
+    except Unsupported as error:
+        pytest.skip(str(error))
+    assert not whole.out.isnan().any()
+    for parts in PARTS:
+        assert other_bits(whole, called(prompt.call(*parts, page=64), **options), parts) == []
+    usual = called(prompt.call((0, TOKENS), page=64), invariant=True, backend=backend)
+    torch.testing.assert_close(whole.out.float(), usual.out.float(), atol=0.02, rtol=0.02)
+
+
 def test_repeats_have_equal_bits() -> None:
     op = Prompt.of(3000, 16, d_v=512, rope=64).call((0, 3000), (2999, 3000), page=64)
     first = called(op, invariant=True)

@@ -241,6 +241,11 @@ CALLS: dict[str, tuple[Callable[..., Callable[..., Any]], dict[str, Any], int]] 
     "portable dense, factors": (dense, {"factors": True, **PORTABLE}, 1),
     "latent": (latent, {**HOPPER, **LSE}, 1),
     "latent, split": (latent, {"pages": 512, "tokens": 1, "heads": 16, **HOPPER, **LSE}, 2),
+    "latent, named ranges": (
+        latent,
+        {"pages": 512, "tokens": 1, "heads": 16, "range_keys": 512, **HOPPER},
+        2,
+    ),
     "latent, plain pages": (latent, {**HOPPER, "plain": True}, 1),
     "latent, fp8 in a workspace": (latent, {"form": "fp8_656", "pages": 640, **HOPPER}, 5),
     "latent, fp8 blocks": (latent, {"form": "fp8_block64", "batch": 2, **HOPPER}, 2),

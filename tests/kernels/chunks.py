@@ -23,6 +23,7 @@ class Prompt(NamedTuple):
     d_v: int
     causal: bool = True
     sink: Tensor | None = None
+    range_keys: int = 0
 
     @staticmethod
     def of(tokens: int, heads: int, d_v: int, rope: int, seed: int = 0) -> Prompt:
@@ -54,7 +55,8 @@ class Prompt(NamedTuple):
         lengths = torch.tensor([last for _, last in parts]).int()
         weights = Weights(SCALE, self.sink)
         q = torch.cat(queries)
-        return LatentOperands(q, cache, table, lengths, ends, self.causal, self.d_v, weights, True)
+        options = self.causal, self.d_v, weights, True, 0, self.range_keys
+        return LatentOperands(q, cache, table, lengths, ends, *options)
 
 
 def new_results(op: LatentOperands) -> Results:

@@ -53,6 +53,29 @@ class Seen:
         monkeypatch.setattr(openmla, "mla_prefill_latent", watched)
 
 
+def test_ranges_have_the_length_that_the_config_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In invariant layers and in others, whose decoding then has the bits of chunks."""
+    asked: list[int | None] = []
+    attend = openmla.mla_prefill_latent
+
+    def watched(*args: Any, **options: Any) -> Any:
+        asked.append(options["range_keys"])
+        return attend(*args, **options)
+
+    monkeypatch.setattr(openmla, "mla_prefill_latent", watched)
+    x = torch.randn(3, 48).bfloat16()
+    for invariant, keys in ((False, None), (False, 256), (True, 512)):
+        layer = layer_of(replace(CONFIG, invariant=invariant, range_keys=keys))
+        cache = LatentCache.allocate(num_pages=8, page_size=16, latent=32, rope=8)
+        cache.data.normal_()
+        table = torch.arange(8).view(1, 8).int()
+        batch = Batch.of([3], [100], block_table=table)
+        assert layer.choose(batch).form == "latent"
+        with torch.no_grad():
+            layer(x, batch.positions, cache, batch)
+        assert asked.pop() == keys and not asked
+
+
 def test_trainer_and_server_have_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two prompts, trained whole; served in chunks and token by token, in pages of 16.
 

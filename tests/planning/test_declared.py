@@ -23,7 +23,7 @@ CHIPS = {"hopper": "h200", "blackwell": "b200", "cdna4": "mi355x"}
 KERNELS = [(chip, kernel) for name, chip in CHIPS.items() for kernel in family_named(name).kernels]
 # Which kernel serves does not depend on these, and they would multiply the combinations.
 ALIKE = {"causal", "has_sink", "wants_lse", "wants_max_logits", "has_topk_lengths", "has_k_start"}
-ALIKE |= {"has_q_scale"}
+ALIKE |= {"has_q_scale", "range_keys"}
 # Long enough for pairs of CTAs, and few enough rows for a workspace.
 COUNTS = {"total_q": 8192, "total_k": 8192, "batch": 1}
 NUMBERS = (0, 64, 1000, 2048)
@@ -75,6 +75,8 @@ def declared(kernel: Kernel, step: int) -> Iterator[AnyProblem]:
             # A span has no list, and lies in pages.
             pages = max(1, values["page_size"])
             values |= {"topk": 0, "has_topk_lengths": False, "page_size": pages}
+        if not values.get("invariant"):
+            values.pop("range_keys", None)  # which invariant calls alone have
         heads = MAX_HEADS if kernel.serves.takes("heads", MAX_HEADS) else MAX_HEADS // 2
         problem = Problem(**values, **COUNTS, heads=heads)
         if not kernel.serves.why_not(problem):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from gluon_sim import simulate
 from kernels.hopper.latent.ranges_kernel import ranges_kernel
 from openmla.arithmetic import ceildiv
+from openmla.errors import Unsupported
 from openmla.planning import plan
 from openmla.planning.latent_split import (
     FP32,
@@ -18,8 +20,11 @@ from openmla.planning.latent_split import (
     PARTIAL_CAP,
     STATE,
     STEP,
+    FixedSplit,
     LatentSplit,
     most_ranges,
+    range_space,
+    suggested_range_keys,
 )
 from openmla.problem import Problem
 
@@ -124,3 +129,86 @@ def test_the_plan_says_how_requests_are_split() -> None:
     )
     text = plan(problem, "h200", "hopper").explain()
     assert "16 rows x 32768 keys: 32 ranges of 1024 keys" in text
+
+
+FIXED = Problem(
+    form="latent",
+    heads=128,
+    d_nope=512,
+    d_rope=64,
+    d_v=512,
+    page_size=64,
+    batch=128,
+    total_q=128,
+    total_k=128 * 131072,
+    table_keys=131072,
+    invariant=True,
+)
+
+
+@pytest.mark.parametrize("range_keys", [0, 128, 256, 1024, 8192, 2**20])
+@pytest.mark.parametrize("queries", [1, 128, 5000])
+def test_ranges_of_a_named_length_have_a_bounded_workspace(range_keys: int, queries: int) -> None:
+    """128 requests of 131072 keys and 128 heads, of one query and prompts of thousands of tokens:
+    as many tokens a launch as fit, one at least."""
+    problem = replace(FIXED, range_keys=range_keys, total_q=128 * queries)
+    rule = FixedSplit(128, 512, range_keys)
+    space = range_space(rule, problem)
+    if range_keys >= 131072:
+        assert (space.rows, space.ranges) == (0, 1)
+        return
+    assert space.ranges * rule.keys_of_range >= 131072 and space.fixed_keys == rule.keys_of_range
+    together = space.tokens or problem.total_q
+    assert 1 <= together <= problem.total_q and space.rows == together * 128
+    one = FP32 * (512 + STATE) * 128 * space.ranges
+    assert space.part_rows * FP32 * (512 + STATE) == one * together <= PARTIAL_CAP
+    assert together == problem.total_q or one * (together + 1) > PARTIAL_CAP
+
+
+@pytest.mark.parametrize(("target", "backend"), [("h200", "hopper"), ("a100", "portable")])
+def test_ranges_whose_partial_results_do_not_fit_are_refused(target: str, backend: str) -> None:
+    """Of one token of 128 heads 2040 ranges fit. Longer ranges are served whatever the table, as
+    those of invariant calls are that name none."""
+    wide = replace(FIXED, range_keys=128, table_keys=2**20)
+    with pytest.raises(Unsupported, match=r"2155872256 bytes > 536870912; ranges of 1024 keys fit"):
+        plan(wide, target, backend)
+    for fits in (replace(wide, range_keys=1024), replace(wide, table_keys=2040 * 128)):
+        assert plan(fits, target).backend == backend
+    assert plan(replace(wide, range_keys=0, table_keys=2**23), target).backend == backend
+    assert plan(wide, "cpu").backend == "cpu"  # where no partial results are kept
+
+
+@pytest.mark.parametrize("rows", [1, 16, 64, 128, 256, 4096 * 128])
+@pytest.mark.parametrize("requests", [1, 4, 32, 128])
+@pytest.mark.parametrize("sm_count", [132, 148, 256])
+def test_suggested_ranges_make_work_for_half_of_the_chip(
+    rows: int, requests: int, sm_count: int
+) -> None:
+    """Or are the shortest that are suggested; none where the rule for batches is enough. Each is a
+    length that a call takes."""
+    for keys in (0, 1, 300, 2048, 4096, 8192, 32768, 131072, 2**20 + 1):
+        tiles, own = requests * ceildiv(rows, 64), LatentSplit(rows, 512).ranges(rows, keys)
+        found = suggested_range_keys(rows, requests, keys, sm_count)
+        if found is None:
+            shortest = max(256, 4 * rows)
+            assert 2 * tiles * own >= sm_count or keys <= 2 * shortest
+            continue
+        replace(FIXED, range_keys=found)
+        made = tiles * ceildiv(keys, found)
+        assert made > tiles * own and 2 * tiles * own < sm_count
+        assert 2 * made >= sm_count or found in (256, 4 * (1 << (rows - 1).bit_length()))
+        assert 2 * tiles * ceildiv(keys, 2 * found) < sm_count
+
+
+def test_the_plan_says_how_many_work_items_there_are() -> None:
+    one = replace(FIXED, batch=1, total_q=1, total_k=32768, table_keys=32768, invariant=False)
+    assert "x 4 range(s) = 8, for 132 SMs; range_keys=512 would make 128" in explained(one)
+    asked = replace(one, invariant=True, range_keys=512)
+    assert "64 ranges; 31 tokens a launch, 1 launch(es)" in explained(asked)
+    assert "x 64 range(s) = 128, for 132 SMs" in explained(asked)
+    full = replace(one, batch=128, total_q=128, total_k=128 * 32768)
+    assert "= 1024, for 132 SMs" in explained(full) and "range_keys" not in explained(full)
+
+
+def explained(problem: Problem) -> str:
+    return plan(problem, "h200", "hopper").explain()

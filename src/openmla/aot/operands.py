@@ -132,7 +132,7 @@ def operands_of(
     lengths = zeros.ends(problem.total_k, problem.batch).diff()
     cu = zeros.ends(rows, problem.batch)
     flags = problem.causal, problem.d_v, weights, problem.invariant, problem.window
-    op = LatentOperands(q, cache, table, lengths, cu, *flags)
+    op = LatentOperands(q, cache, table, lengths, cu, *flags, problem.range_keys)
     return op, results
 
 

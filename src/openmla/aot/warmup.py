@@ -28,6 +28,7 @@ from openmla.dispatch import device_target, plan_for
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.indexer.problem import INDEX_FORMS, IndexProblem
 from openmla.kernels.launch import calls, current
+from openmla.planning.latent_split import RANGES_FIT
 from openmla.planning.models import index_problem_for_model, model_by_name, problem_for_model
 from openmla.planning.target import Target
 from openmla.problem import FORMS, Problem
@@ -75,10 +76,15 @@ class Warmed(NamedTuple):
 
 
 def problems_of(
-    model: str, tp: int = 1, dtypes: tuple[str, ...] = ("bf16",), page_size: int = 0
+    model: str,
+    tp: int = 1,
+    dtypes: tuple[str, ...] = ("bf16",),
+    page_size: int = 0,
+    range_keys: int = 0,
 ) -> list[Asked]:
     """What a model poses for one request, in each form it can be computed in: for each of LENGTHS
-    and each ratio of compressed rows, also with lse, and the two steps of its indexer.
+    and each ratio of compressed rows, also with lse, and the two steps of its indexer. range_keys:
+    of calls in latent form that name it, beside those that do not; 0: there are none.
 
     >>> len(problems_of("deepseek-v3")), {p.form for p in problems_of("deepseek-v3")} - {"dense"}
     (16, {'latent'})
@@ -86,7 +92,7 @@ def problems_of(
     ['dense', 'latent', 'scores', 'select', 'sparse']
     """
     found: list[Asked] = []
-    for problem in _attention_of(model, tp, dtypes, page_size, LENGTHS):
+    for problem in _attention_of(model, tp, dtypes, page_size, range_keys, LENGTHS):
         found += [problem, replace(problem, wants_lse=True)]
     return list(dict.fromkeys([*found, *_index_steps_of(model, page_size, LENGTHS)]))
 
@@ -96,6 +102,7 @@ def _attention_of(
     tp: int,
     dtypes: tuple[str, ...],
     page_size: int,
+    range_keys: int,
     lengths: Sequence[tuple[int, int]],
 ) -> Iterator[Problem]:
     """The problems of attention, for each (new tokens, keys) of `lengths`."""
@@ -117,6 +124,8 @@ def _attention_of(
                 raise  # otherwise the model has no such form
             continue
         yield problem
+        if range_keys and problem.form == "latent":
+            yield replace(problem, invariant=True, range_keys=range_keys)
         if problem.is_attend:
             yield replace(problem, turned_back=TURNED)
 
@@ -143,6 +152,7 @@ def batches_of(
     tp: int = 1,
     dtypes: tuple[str, ...] = ("bf16",),
     page_size: int = 0,
+    range_keys: int = 0,
 ) -> list[Asked]:
     """What a server poses whose batches have up to so many requests, beside what one request poses:
     a problem for each set of kernels that the target's plans name over all of BATCHES,
@@ -154,9 +164,9 @@ def batches_of(
     {'latent'}
     """
     one = [(1, 1)]
-    posed: list[Asked] = list(_attention_of(model, tp, dtypes, page_size, one))
+    posed: list[Asked] = list(_attention_of(model, tp, dtypes, page_size, range_keys, one))
     posed += _index_steps_of(model, page_size, one)
-    alone = {kernels_of(p, target) for p in problems_of(model, tp, dtypes, page_size)}
+    alone = {kernels_of(p, target) for p in problems_of(model, tp, dtypes, page_size, range_keys)}
     found: dict[frozenset[Kernel], Asked] = {}
     for problem in posed:
         for sized in dict.fromkeys(_batches(problem, requests)):
@@ -180,8 +190,8 @@ def _batches(one: Asked, requests: int) -> Iterator[Asked]:
             yield fresh
             yield replace(fresh, total_k=max(keys, tokens), self_attention=False)
         else:
-            for pool in POOLS:
-                yield _paged(one, batch, tokens, keys, pool)
+            paged = (_paged(one, batch, tokens, keys, pool) for pool in POOLS)
+            yield from filter(RANGES_FIT.holds, paged)  # others are refused when they are called
 
 
 def _paged(one: Problem, batch: int, tokens: int, keys: int, pool: int) -> Problem:
@@ -217,6 +227,7 @@ def compile_model(
     tp: int = 1,
     dtypes: tuple[str, ...] = ("bf16",),
     page_size: int = 0,
+    range_keys: int = 0,
     tell: Callable[[str], None] = log.info,
 ) -> Iterator[Warmed]:
     """Compile the kernels that a model runs on a GPU; yields each problem when it is done."""
@@ -225,7 +236,7 @@ def compile_model(
             f"warming up on {device}: there is nothing to compile", nearest="--device cuda"
         )
     target = device_target(device)
-    for problem in problems_of(model, tp, dtypes, page_size):
+    for problem in problems_of(model, tp, dtypes, page_size, range_keys):
         chosen = plan_for(problem, target)
         started, kernels = time.perf_counter(), set()
         for call in calls(chosen, *operands_of(shortened(problem), device)):

@@ -158,7 +158,7 @@ def mla_prefill(
                 key_mask,
                 q.size(2) ** -0.5 if scale is None else scale,
                 causal,
-                _plain_window(window),
+                _plain_number(window),
                 backend,
                 MADE if out is None else out,
                 wanted(return_lse),
@@ -258,6 +258,7 @@ def mla_prefill_latent(
     causal: bool = True,
     window: int | None = None,
     invariant: bool = False,
+    range_keys: int | None = None,
     d_v: int | None = None,
     sink: Tensor | None = None,
     q_scale: Tensor | None = None,
@@ -292,6 +293,11 @@ def mla_prefill_latent(
         invariant: the bits of a row of out and lse depend on that row of q and on the keys it sees,
             and on nothing else: a prompt in one call, in chunks, token by token or after a cached
             prefix has the same bits. Otherwise they also depend on how many queries there are.
+        range_keys: a GPU works on so many keys of a request side by side with the next so many and
+            adds up what they give: a power of two from 128 to 2^20. Short ranges keep a chip busy
+            that has few requests; with many they cost time (docs/performance.md). The call is then
+            invariant, as with invariant=True, whose ranges have 2048 keys; bits also depend on this
+            number. None: each request's own queries and keys decide, a compromise for batches.
         backend: "auto" takes the best kernel of the chip; another name takes that one or raises.
 
     Raises:
@@ -321,8 +327,9 @@ def mla_prefill_latent(
                 k_scale,
                 scale,
                 causal,
-                _plain_window(window),
+                _plain_number(window),
                 invariant,
+                _plain_number(range_keys),
                 width,
                 backend,
                 MADE if out is None else out,
@@ -341,6 +348,7 @@ def mla_prefill_latent(
     factor = checks.scale(scale, required_for="mla_prefill_latent")
     keys_seen = checks.window(window, checks.flag("causal", causal))
     checks.flag("invariant", invariant)
+    keys_of_range = checks.range_keys(range_keys)
     weights = _weights(q, sink, q_scale, k_scale, pool.rows)
     checks.no_gradients(q=q, cache=pool, sink=weights[0])
     out, lse = _outputs(q, width, out, return_lse)
@@ -355,6 +363,7 @@ def mla_prefill_latent(
         causal,
         keys_seen,
         invariant,
+        keys_of_range,
         width,
         checks.backend(backend, BACKENDS),
         out,
@@ -713,10 +722,10 @@ def _checked_rope(
     return rope, None
 
 
-def _plain_window(window: object) -> object:
-    """A window as the operator takes it, 0 for none; 0 from a caller makes a call that is not
-    plain."""
-    return 0 if window is None else window or ...
+def _plain_number(value: object) -> object:
+    """A window or a range as the operator takes it, 0 for none; 0 from a caller makes a call that
+    is not plain."""
+    return 0 if value is None else value or ...
 
 
 def _rope_and_pool(k_rope: object, q: Tensor) -> tuple[object, LatentCache | None]:

@@ -43,6 +43,7 @@ class LatentOptions(CallOptions, total=False):
     causal: bool
     window: int | None
     invariant: bool
+    range_keys: int | None
     d_v: int | None
 
 

@@ -28,6 +28,7 @@ from openmla.planning.target import alias_of, target_by_name
 from openmla.problem import Backend, Problem
 
 RATIO_HELP = "tokens per compressed row, of a layer of DeepSeek-V4; default: one that selects rows"
+RANGE_HELP = "keys of a range, of a latent call; 0: each request's rows and keys decide"
 FORM_HELP = "dense, latent or sparse, or scores or select of the indexer; default: the model's"
 
 
@@ -42,6 +43,7 @@ def plan_command(
     form: Annotated[str, typer.Option(help=FORM_HELP)] = "",
     ratio: Annotated[int | None, typer.Option(help=RATIO_HELP)] = None,
     window: Annotated[int, typer.Option(help="keys that a query sees at most; 0: all")] = 0,
+    range_keys: Annotated[int, typer.Option(help=RANGE_HELP)] = 0,
     turned_back: Annotated[int, typer.Option(help="columns of results that are turned back")] = 0,
     backend: Annotated[str, typer.Option(help="one kernel family, never replaced")] = "auto",
     world: Annotated[int, typer.Option(help="ranks that share the tokens")] = 1,
@@ -57,6 +59,7 @@ def plan_command(
     try:
         problem = posed(model, tokens, context, tp, page_size, dtype, form, ratio)
         problem = _with_option(problem, "window", window)
+        problem = _with_option(problem, "range_keys", range_keys, invariant=True)
         problem = _with_option(problem, "turned_back", turned_back)
         shard = split([tokens], world, 0, cast(Layout, layout), cached=[max(context - tokens, 0)])
         chosen = plan(_of_one_rank(problem, shard), target, cast(Backend, backend))
@@ -118,13 +121,13 @@ def posed(
     )
 
 
-def _with_option(problem: AnyProblem, name: str, value: int) -> AnyProblem:
-    """The problem with an option of attention; 0: without."""
+def _with_option(problem: AnyProblem, name: str, value: int, **beside: bool) -> AnyProblem:
+    """The problem with an option of attention, and with what it comes with; 0: without."""
     if not value:
         return problem
     if not isinstance(problem, Problem):
         raise InvalidArgument(name, "0: a step of the indexer has none", value)
-    return Problem(**{**problem.to_json(), name: value})
+    return Problem(**{**problem.to_json(), name: value, **beside})
 
 
 def _question(model: Model, target: str, problem: AnyProblem, tokens: int, keys: int) -> str:

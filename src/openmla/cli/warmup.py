@@ -24,6 +24,10 @@ def warmup_command(
         int, typer.Option(help="Most requests of a server's batches, for their kernels too", min=1)
     ] = 1,
     page_size: Annotated[int, typer.Option(help="Rows of a page of the cache; 0: 64", min=0)] = 0,
+    range_keys: Annotated[
+        int,
+        typer.Option(help="Keys of a range that calls name; 0: they name none", min=0),
+    ] = 0,
     jobs: Annotated[
         int, typer.Option(help="Processes that compile side by side; 0: one for each core", min=0)
     ] = 0,
@@ -32,7 +36,7 @@ def warmup_command(
     console = Console()
     dtypes = tuple(dtype or ("bf16",))
     try:
-        problems = warmup.problems_of(model, tp, dtypes, page_size)
+        problems = warmup.problems_of(model, tp, dtypes, page_size, range_keys)
         if torch.device(device).type == "cuda" and not torch.cuda.is_available():
             reason = "torch finds no GPU here, and kernels are compiled where they will run"
             raise typer.BadParameter(reason)
@@ -43,12 +47,13 @@ def warmup_command(
         if torch.device(device).type == "cuda" and (processes > 1 or requests > 1):
             target = device_target(torch.device(device))
             if requests > 1:
-                batches = warmup.batches_of(model, target, requests, tp, dtypes, page_size)
+                size = requests, tp, dtypes, page_size, range_keys
+                batches = warmup.batches_of(model, target, *size)
             groups = [*warmup.groups_of(problems, target), *([batch] for batch in batches)]
             compiled = warmup.compile_side_by_side(groups, target, processes)
             what = f"compiling, {processes} at a time"
             busy += sum(tracked(compiled, console, what, len(groups)))
-        one = model, torch.device(device), tp, dtypes, page_size
+        one = model, torch.device(device), tp, dtypes, page_size, range_keys
         loaded = warmup.compile_model(*one, tell=console.print)
         for warmed in tracked(loaded, console, "loading", len(problems)):
             kernels |= warmed.kernels

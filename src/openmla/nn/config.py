@@ -53,6 +53,9 @@ class MLAConfig:
     invariant: bool = False
     """Always the latent form, with bits of attention that depend on a token and the keys it sees
     alone: serving and training then have the same. See docs/same-bits.md."""
+    range_keys: int | None = None
+    """`range_keys` of the layer's calls in latent form, which openmla.mla_prefill_latent has: for a
+    server whose batches are always small. None: the plan of a call decides."""
 
     @staticmethod
     def of(config: Any) -> MLAConfig:

@@ -492,6 +492,7 @@ class MLAAttention(nn.Module):
             cu_seqlens_q=batch.cu_seqlens,
             scale=self.config.scale,
             invariant=True,
+            range_keys=self.config.range_keys,
             return_lse=True,
         )
         return self.release(out), lse
@@ -505,6 +506,7 @@ class MLAAttention(nn.Module):
             batch.cache_lengths,
             cu_seqlens_q=batch.cu_seqlens,
             scale=self.config.scale,
+            range_keys=self.config.range_keys,
         )
         assert isinstance(out, Tensor)
         return self.release(out)

@@ -42,16 +42,24 @@ every row has partial results of every range, more than a workspace holds; so it
 tokens at a time, which changes no bit either. Predicted for 128 rows of 512 columns, not measured:
 a range of 2048 keys is 16 steps, some 60 us of an SM, and 263 KB written and read again, 6 to 13 %
 of a prompt's time; one request of 32768 keys has 16 ranges.
+
+Whoever knows that requests will be few can do better than both rules, with a length of his own for
+the ranges of an invariant call (`range_keys`). It has to be the caller's: how many requests a call
+has may not decide here. `suggested_range_keys` is a rule of thumb. For each of its rows a range
+writes as many bytes as 1.8 keys have, however short it is: with ranges of 512 keys a prompt has 4
+times the overhead above. The workspace of a launch is as large as before, so that it takes fewer
+tokens, by the width of the block table; where not even one token's ranges fit, lengths below
+FIXED_RANGE are refused (RANGES_FIT).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from openmla.arithmetic import ceildiv, round_up
+from openmla.arithmetic import Limit, ceildiv, round_up
 from openmla.planning.dequantize import mean_length
-from openmla.problem import Problem
+from openmla.problem import MOST_RANGE, Problem
 
 KEYS_PER_ROW = 64  # keys that a long range has for each of its rows
 LONG_RANGES = 4  # a request of at least so many long ranges has long ones; others are half as long
@@ -62,7 +70,10 @@ MOST_PART_ROWS = 2048
 STEP = 128  # keys: no range cuts one
 FP32 = 4
 STATE = 2  # row_max and row_sum
-FIXED_RANGE = 2048  # keys of a range of an invariant call
+FIXED_RANGE = 2048  # keys of a range of an invariant call whose caller names no other number
+SUGGESTED_LEAST = 256  # keys of a range that is suggested
+SUGGESTED_KEYS_PER_ROW = 4  # likewise: a range then writes less than half of what it reads
+ROWS_OF_TILE = 64  # of the kernels that the suggestion is made for
 MOST_ROWS = 2**31 - 1  # no index names more
 # Partial results of a launch. Requests that might need more go in further launches.
 PARTIAL_CAP = 512 * 1024 * 1024
@@ -81,9 +92,9 @@ class RuleConstants(NamedTuple):
     """Keys of a range of an invariant call; 0 in others, whose ranges follow from the request."""
 
 
-def constants(invariant: bool = False) -> RuleConstants:
-    """The numbers of the rule, for kernels that take them as an argument."""
-    fixed = FIXED_RANGE if invariant else 0
+def constants(fixed: int = 0) -> RuleConstants:
+    """The numbers of the rule, for kernels that take them as an argument. fixed: keys of a range of
+    an invariant call."""
     return RuleConstants(KEYS_PER_ROW, LONG_RANGES, MIN_RANGE, SHORT, MOST_PART_ROWS, STEP, fixed)
 
 
@@ -207,40 +218,129 @@ def why_slower_unsplit(config: object, problem: Problem) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FixedSplit:
-    """The rule of invariant calls: ranges begin at multiples of FIXED_RANGE, whatever the rows.
+    """The rule of invariant calls: all ranges have so many keys, whatever the rows.
 
     >>> rule = FixedSplit(heads=128, d_v=512)
     >>> rule.ranges(keys=2048), rule.ranges(keys=2049), rule.ranges(keys=32768)
     (1, 2, 16)
     >>> rule.tokens_together(most_keys=32768)
     127
+    >>> short = FixedSplit(heads=128, d_v=512, range_keys=256)
+    >>> short.ranges(keys=32768), short.tokens_together(most_keys=32768)
+    (128, 15)
     """
 
     heads: int
     d_v: int
+    range_keys: int = 0
+    """As the caller named it; 0: FIXED_RANGE."""
 
     @property
     def keys_of_range(self) -> int:
         """Keys of every range but the last."""
-        return FIXED_RANGE
+        return self.range_keys or FIXED_RANGE
 
     def ranges(self, keys: int) -> int:
         """Ranges of a request of so many keys."""
-        return max(1, ceildiv(keys, FIXED_RANGE))
+        return max(1, ceildiv(keys, self.keys_of_range))
+
+    def token_bytes(self, most_keys: int) -> int:
+        """Bytes of the partial results of one token."""
+        return FP32 * (self.d_v + STATE) * self.heads * self.ranges(most_keys)
 
     def tokens_together(self, most_keys: int) -> int:
         """Tokens of one launch, so that the partial results of all their ranges fit the cap."""
-        token = FP32 * (self.d_v + STATE) * self.heads * self.ranges(most_keys)
-        return max(1, PARTIAL_CAP // token)
+        return max(1, PARTIAL_CAP // self.token_bytes(most_keys))
 
     def explain_mean(self, problem: Problem) -> str:
         """The rule for requests of mean length."""
         keys = mean_length(problem.total_k, problem.batch)
+        together = self.tokens_together(problem.most_keys)
         return (
-            f"split keys: invariant, ranges of {FIXED_RANGE} keys from the first key on; {keys} "
-            f"keys: {self.ranges(keys)} ranges; {self.tokens_together(problem.most_keys)} tokens "
-            "a launch"
+            f"split keys: invariant, ranges of {self.keys_of_range} keys from the first key on; "
+            f"{keys} keys: {self.ranges(keys)} ranges; {together} tokens a launch, "
+            f"{ceildiv(problem.total_q, together)} launch(es), each with its merge"
         )
+
+
+def _shortest_that_fits(problem: Problem) -> int:
+    """Keys of the shortest ranges of which one token's fit a launch."""
+    keys = problem.range_keys
+    while not RANGES_FIT.holds(replace(problem, range_keys=keys)):
+        keys *= 2
+    return keys
+
+
+def _token_bytes(problem: Problem) -> int:
+    """Bytes of the partial results of one token of an invariant call."""
+    rule = FixedSplit(problem.heads, problem.d_nope, problem.range_keys)
+    return rule.token_bytes(problem.most_keys)
+
+
+# Without it a caller's short ranges of a wide table would take any amount of memory.
+RANGES_FIT: Limit[Problem] = Limit(
+    lambda p: not 0 < p.range_keys < FIXED_RANGE or _token_bytes(p) <= PARTIAL_CAP,
+    lambda p: (
+        f"range_keys {p.range_keys}: the partial results of a token that may have {p.most_keys} "
+        f"keys take {_token_bytes(p)} bytes > {PARTIAL_CAP}; ranges of {_shortest_that_fits(p)} "
+        "keys fit"
+    ),
+)
+
+
+def suggested_range_keys(rows: int, requests: int, keys: int, sm_count: int) -> int | None:
+    """`range_keys` for calls that always have about so many requests, each with so many rows
+    (queries x heads) and keys: the longest ranges that make a work item for every other SM. None
+    where LatentSplit makes as many.
+
+    A rule of thumb, not a measurement. It agrees with what was measured on an H200: the tables
+    above, and docs/performance.md. One request of 32768 keys, with 16 rows and with 128:
+
+    >>> [suggested_range_keys(rows, 1, 32768, sm_count=132) for rows in (16, 128)]
+    [256, 512]
+
+    32 requests of 8192 keys and 128 rows; as many of 4096 and 16; 128 of 8192 and 128:
+
+    >>> suggested_range_keys(128, 32, 8192, 132), suggested_range_keys(16, 32, 4096, 132)
+    (4096, 1024)
+    >>> suggested_range_keys(128, 128, 8192, 132) is None
+    True
+    """
+    tiles, enough = requests * ceildiv(rows, ROWS_OF_TILE), ceildiv(sm_count, 2)
+    each = LatentSplit.keys_of_range(rows, keys)
+    if tiles * ceildiv(keys, each) >= enough:
+        return None
+    least = max(SUGGESTED_LEAST, SUGGESTED_KEYS_PER_ROW * power_of_two(rows))
+    longer = power_of_two(each)
+    while longer > least and tiles * ceildiv(keys, longer) < enough:
+        longer //= 2
+    return min(longer, MOST_RANGE) if longer < keys else None
+
+
+def items_line(
+    rule: LatentSplit | FixedSplit, problem: Problem, rows_of_tile: int, sm_count: int
+) -> str:
+    """How many work items requests of mean length make, beside the chip's SMs; and which
+    `range_keys` would make enough of them, where they are too few."""
+    requests = max(problem.batch, 1)
+    queries = mean_length(problem.total_q, problem.batch)
+    keys = problem.keys_seen(queries, mean_length(problem.total_k, problem.batch))
+    rows = queries * problem.heads
+    tiles = requests * ceildiv(rows, rows_of_tile)
+    if isinstance(rule, FixedSplit):
+        return _items(requests, tiles, rule.ranges(keys), sm_count)
+    line = _items(requests, tiles, rule.ranges(rows, keys), sm_count)
+    better = suggested_range_keys(rows, requests, keys, sm_count)
+    if better is None or problem.window:
+        return line
+    more = tiles * ceildiv(keys, better)
+    return f"{line}; range_keys={better} would make {more} (a rule of thumb, not measured)"
+
+
+def _items(requests: int, tiles: int, ranges: int, sm_count: int) -> str:
+    whose = "one request" if requests == 1 else f"{requests} requests"
+    made = f"{tiles} tile(s) of {whose} x {ranges} range(s) = {tiles * ranges}"
+    return f"work items: {made}, for {sm_count} SMs"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import torch
 import formula
 from integrations.sglang import fake_sglang, replay
 from integrations.sglang.fake_sglang import Mode
-from openmla import Unsupported
+from openmla import InvalidArgument, Unsupported, mla_prefill_latent
 
 BF16 = 2.0**-8
 CALLS = replay.recorded()
@@ -105,6 +105,37 @@ def test_deterministic_batches_have_bits_of_their_own_tokens(monkeypatch: pytest
         bits_do_not_depend_on_the_cut(lambda call: call.backend())
     monkeypatch.setenv("OPENMLA_SGLANG", "scores,latent")
     assert CALLS[0].backend().invariant
+
+
+def test_ranges_are_as_long_as_the_environment_says(monkeypatch: pytest.MonkeyPatch):
+    """In batches of few tokens, and in all that have bits of their own tokens."""
+    monkeypatch.setenv("OPENMLA_RANGE_KEYS", "512")
+    asked: list[int | None] = []
+    module = "openmla.integrations.sglang.forward.mla_prefill_latent"
+
+    def watched(*args: Any, **options: Any) -> torch.Tensor:
+        asked.append(options["range_keys"])
+        out: torch.Tensor = mla_prefill_latent(*args, **options)
+        return out
+
+    monkeypatch.setattr(module, watched)
+    for wish, extending in (("", None), ("latent", 512)):
+        monkeypatch.setenv("OPENMLA_SGLANG", wish)
+        for mode, keys in ((Mode.EXTEND, extending), (Mode.DECODE, 512)):
+            call = next(c for c in CALLS if c.mode is mode)
+            attend_all(call, call.backend())
+            assert asked.pop() == keys
+
+
+@pytest.mark.parametrize("wrong", ["0", "64", "500", "-512", "many", "512.0"])
+def test_lengths_that_no_range_has_are_refused_at_the_start(
+    wrong: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("OPENMLA_RANGE_KEYS", wrong)
+    with pytest.raises(InvalidArgument, match="OPENMLA_RANGE_KEYS: expected a power of two"):
+        CALLS[0].backend()
+    monkeypatch.setenv("OPENMLA_RANGE_KEYS", "")
+    assert CALLS[0].backend().range_keys is None
 
 
 def test_a_replayed_graph_serves_a_batch_that_it_was_not_captured_with():

@@ -63,6 +63,10 @@ CASES = {
     "latent, split, wide": replace(LATENT, heads=7, q_lens=(1, 6), k_lens=(97, 417)),
     # Ranges are fixed, and the second request has a row that sees one key of its last range.
     "latent, invariant": replace(LATENT, heads=3, q_lens=(3, 11), invariant=True),
+    # Two ranges, of which the second has one key, that one row sees; and one.
+    "latent, named ranges": replace(
+        LATENT, heads=3, q_lens=(3, 2), k_lens=(129, 65), range_keys=128
+    ),
     "sparse": SPARSE,
     # The first index that does not count is the last of a block of 16 or of 32.
     "sparse, ends": replace(SPARSE, topk=70),
@@ -343,6 +347,14 @@ DEFECTS = [
         "rows = (space.slots * space.tokens * op.q.shape[1],)",
         "rows = (space.slots * space.tokens * op.q.shape[1] - 1,)",
         "latent, invariant",
+        3,
+    ),
+    Defect(
+        "ranges are not as long as the caller says",
+        "launch",
+        "fixed=plan.config.split.keys_of_range",
+        "fixed=latent_split.FIXED_RANGE",
+        "latent, named ranges",
         3,
     ),
 ]

@@ -49,9 +49,10 @@ class Checks:
         d_v: int,
         scale: float,
         invariant: bool = False,
+        range_keys: int | None = None,
     ) -> Tensor:
         """`attend_latent`."""
-        out: Tensor = original(q, rows, requests, page_size, d_v, scale, invariant)
+        out: Tensor = original(q, rows, requests, page_size, d_v, scale, invariant, range_keys)
         starts, lengths = requests.cu_seqlens_q.tolist(), requests.lengths.tolist()
         self.seen["invariant"] += invariant * len(lengths)
         for i, length in enumerate(lengths):

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from openmla import Unsupported
 from openmla.integrations.sglang.forward import Requests, attend_fresh, attend_latent, requests_of
-from openmla.integrations.sglang.registration import LATENT, wishes
+from openmla.integrations.sglang.registration import LATENT, range_keys, wishes
 
 
 class OpenMLABackend(AttentionBackend):
@@ -45,6 +45,7 @@ class OpenMLABackend(AttentionBackend):
         self.latent: int = runner.model_config.kv_lora_rank
         deterministic = get_exec().deterministic.enable_deterministic_inference
         self.invariant: bool = bool(deterministic) or LATENT in wishes()
+        self.range_keys = range_keys()
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         """The requests of a batch that runs without a graph; a table no wider than it needs."""
@@ -87,6 +88,12 @@ class OpenMLABackend(AttentionBackend):
         return requests_of(
             new_tokens, lengths, slots, forward_batch.req_pool_indices, self.page_size
         )
+
+    def _ranges_of(self, mode: Any) -> int | None:
+        """Keys of a range: as the user said of batches of few tokens, and of all where a token's
+        bits may not follow from its batch. Prompts cost more the shorter their ranges are."""
+        few = mode.is_decode() or mode.is_target_verify()
+        return self.range_keys if few or self.invariant else None
 
     def _check_drafted(self, speculation: Any) -> None:
         """Every request of a batch has as many drafted tokens to be checked, one after the other.
@@ -133,6 +140,7 @@ class OpenMLABackend(AttentionBackend):
                 self.latent,
                 layer.scaling,
                 self.invariant,
+                self._ranges_of(forward_batch.forward_mode),
             )
         else:
             k = k.view(-1, heads, layer.head_dim)

@@ -57,12 +57,13 @@ def attend_latent(
     d_v: int,
     scale: float,
     invariant: bool = False,
+    range_keys: int | None = None,
 ) -> Tensor:
     """New tokens to all rows of their requests, themselves included: [tokens, heads, d_v].
 
     q [tokens, heads, latent + rope], absorbed; rows the pool of a layer, [slots, 1, latent + rope],
     where the new tokens' rows have been written. With `invariant`, a token's bits do not depend on
-    how many others of its request are new.
+    how many others of its request are new; range_keys is what `mla_prefill_latent` has.
     """
     rows = rows.flatten(1)
     count = len(rows) // page_size
@@ -76,6 +77,7 @@ def attend_latent(
         cu_seqlens_q=requests.cu_seqlens_q,
         scale=scale,
         invariant=invariant,
+        range_keys=range_keys,
     )
 
 

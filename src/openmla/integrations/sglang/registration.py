@@ -12,11 +12,14 @@ import os
 from importlib import import_module
 from typing import Any
 
+from openmla.errors import InvalidArgument
 from openmla.integrations.plugin import Refused, attribute, or_one_line
+from openmla.problem import RANGES_TAKEN, is_range
 
 WRITTEN_FOR = "SGLang 0.5.23"
 NAME = "openmla"
 VARIABLE = "OPENMLA_SGLANG"
+RANGE_VARIABLE = "OPENMLA_RANGE_KEYS"
 LATENT = "latent"
 FLASH_MLA = "flash_mla"
 # A child of SGLang's own logger: its handlers and its format.
@@ -66,6 +69,20 @@ def register() -> None:
 def wishes() -> list[str]:
     """What OPENMLA_SGLANG asks for."""
     return [wish.strip() for wish in os.environ.get(VARIABLE, "").split(",") if wish.strip()]
+
+
+def range_keys() -> int | None:
+    """What OPENMLA_RANGE_KEYS says that ranges of keys have; None where it says nothing.
+
+    Raises:
+        InvalidArgument: it is no length that ranges may have.
+    """
+    said = os.environ.get(RANGE_VARIABLE, "").strip()
+    if not said:
+        return None
+    if not said.isdecimal() or not is_range(int(said)):
+        raise InvalidArgument(RANGE_VARIABLE, RANGES_TAKEN, repr(said))
+    return int(said)
 
 
 def create(runner: Any) -> Any:

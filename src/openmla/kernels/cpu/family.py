@@ -44,6 +44,7 @@ EVERYTHING = Serves(
         **either("causal", "has_k_start", "has_topk_lengths", "has_sink", "has_q_scale", "span"),
         **either("has_k_scale", "has_key_mask", "wants_lse", "wants_max_logits", "aligned_16"),
         **either("invariant", "fp32_out"),
+        "range_keys": ANY,
     }
 )
 

@@ -42,7 +42,13 @@ from openmla.planning.dequantize import (
     whole_pools_read,
 )
 from openmla.planning.family import Block, Family, Kernel, Pipeline
-from openmla.planning.latent_split import MOST_ROWS, SHORT, FixedSplit
+from openmla.planning.latent_split import (
+    MOST_ROWS,
+    RANGES_FIT,
+    SHORT,
+    FixedSplit,
+    items_line,
+)
 from openmla.planning.serves import (
     ALIGNED,
     ANY,
@@ -139,6 +145,7 @@ def _latent(problem: Problem, target: Target) -> HopperLatentConfig:
         draws=problem.form == "latent" or (problem.has_topk_lengths and not several),
         sm_count=target.sm_count,
         invariant=problem.invariant,
+        range_keys=problem.range_keys,
     )
     config = replace(config, few=config.few_queries(problem))
     if reads_once(problem):
@@ -204,7 +211,9 @@ def _latent_lines(config: HopperLatentConfig, problem: Problem) -> list[str]:
         return config.explain()
     if problem.window:
         return [*config.explain(), f"windows of {problem.window} keys are not split"]
-    return [*config.explain(), config.split.explain_mean(problem)]
+    rule = config.split
+    items = items_line(rule, problem, config.BM, config.sm_count)
+    return [*config.explain(), rule.explain_mean(problem), items]
 
 
 _ROWS = {
@@ -318,7 +327,8 @@ def _once_bytes(problem: Problem) -> int:
 
 def _invariant_parts(problem: Problem) -> int:
     """Elements of the partial results of one token of an invariant call."""
-    ranges = FixedSplit(problem.heads, problem.d_v).ranges(problem.most_keys)
+    rule = FixedSplit(problem.heads, problem.d_v, problem.range_keys)
+    ranges = rule.ranges(problem.most_keys)
     return problem.heads * ranges * (problem.d_v + 2)
 
 
@@ -407,12 +417,14 @@ HOPPER = Family(
                 **_ROWS,
                 "page_size": Range(1, MOST_PAGE_ROWS),
                 **either("causal", "invariant"),
+                "range_keys": ANY,
                 "window": SHORT_WINDOWS,
             },
             _WINDOW_VARIES,
             _V4_WIDTHS,
             _ONCE_WIDTHS,
             _ONCE_FITS,
+            RANGES_FIT,
             _PARTS_COUNTED,
             explain=_latent_lines,
         ),

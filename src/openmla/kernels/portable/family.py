@@ -12,7 +12,7 @@ from openmla.kernels.portable.plan import (
 )
 from openmla.kernels.portable.sparse_backward.plan import PORTABLE_SPARSE_BACKWARD
 from openmla.planning.family import Block, Family, Kernel, Pipeline
-from openmla.planning.latent_split import FixedSplit, LatentSplit
+from openmla.planning.latent_split import RANGES_FIT, FixedSplit, LatentSplit, items_line
 from openmla.planning.memory import Wanted, lay_out
 from openmla.planning.serves import (
     ANY,
@@ -63,7 +63,8 @@ def _block(config: PortableConfig, problem: Problem) -> Block:
 def _explain(config: PortableConfig, problem: Problem) -> list[str]:
     rule = config.split
     if isinstance(rule, LatentSplit | FixedSplit):
-        return [*config.explain(), rule.explain_mean(problem)]
+        items = items_line(rule, problem, config.BM, config.sm_count)
+        return [*config.explain(), rule.explain_mean(problem), items]
     return [*config.explain(), *split_lines(rule, problem)]
 
 
@@ -102,9 +103,10 @@ _SERVED = Serves(
         **either("causal", "has_k_start", "has_topk_lengths", "has_sink", "has_q_scale", "span"),
         **either("has_k_scale", "has_key_mask", "wants_lse", "wants_max_logits", "aligned_16"),
         **either("invariant", "fp32_out"),
+        "range_keys": ANY,
         "turned_back": ANY,
     },
-    limits=(_ROWS_ALIKE, _COUNTED, _PAIRS),
+    limits=(_ROWS_ALIKE, _COUNTED, _PAIRS, RANGES_FIT),
 )
 PORTABLE = Family(
     name="portable",

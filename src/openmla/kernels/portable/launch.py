@@ -443,7 +443,7 @@ def _with_fixed_ranges(plan: Plan, op: LatentOperands, results: Results) -> Iter
     rows = (space.slots * space.tokens * op.q.shape[1],)
     part_out = op.q.new_empty(*rows, plan.config.nope_cols, dtype=torch.float32)
     part_state = op.q.new_empty(*rows, PARTIAL_STATE, dtype=torch.float32)
-    rule = latent_split.constants(invariant=True)
+    rule = latent_split.constants(fixed=plan.config.split.keys_of_range)
     for tokens in token_spans(op.q.shape[0], space.tokens):
         here = op if tokens is None else op.of_tokens(tokens)
         whole = _latent(plan, here, results.of_tokens(tokens))

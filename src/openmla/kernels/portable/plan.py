@@ -145,6 +145,8 @@ class PortableConfig(Limited):
     """How an FP8 cache is dequantized."""
     invariant: bool = False
     """Whether the ranges of keys are fixed, whatever the rows of a request."""
+    range_keys: int = 0
+    """Keys of a fixed range; 0: FIXED_RANGE."""
     measured: str = ""
     """The measurement that chose the tile; empty when it is the first candidate that fits."""
 
@@ -207,7 +209,9 @@ class PortableConfig(Limited):
             return SplitRule(self.heads, self.BM, least, self.sm_count, self.out_cols, self.BM)
         if self.form != "latent":
             return None
-        return (FixedSplit if self.invariant else LatentSplit)(self.heads, self.out_cols)
+        if self.invariant:
+            return FixedSplit(self.heads, self.out_cols, self.range_keys)
+        return LatentSplit(self.heads, self.out_cols)
 
     def variant(self, problem: Problem) -> PortableVariant:
         """The launches that a problem takes: the only place that decides."""
@@ -327,6 +331,7 @@ def portable_candidates(problem: Problem, target: Target) -> Iterator[PortableCo
             joins=_joins(problem),
             cache_read=_cache_read(problem, tile, _branches(problem, target, tile)),
             invariant=problem.invariant,
+            range_keys=problem.range_keys,
             measured=measured,
         )
 

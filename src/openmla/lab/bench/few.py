@@ -100,7 +100,7 @@ class Inputs:
         self.q = torch.randn(total, shape.heads, LATENT + ROPE, device=device).bfloat16()
         self.out = torch.empty(total, shape.heads, LATENT, device=device, dtype=torch.bfloat16)
 
-    def openmla(self, backend: Backend = "auto") -> Tensor:
+    def openmla(self, backend: Backend = "auto", range_keys: int | None = None) -> Tensor:
         """The public call."""
         result = openmla.mla_prefill_latent(
             self.q,
@@ -110,6 +110,7 @@ class Inputs:
             cu_seqlens_q=self.cu_q,
             scale=SCALE,
             causal=self.shape.causal,
+            range_keys=range_keys,
             out=self.out,
             backend=backend,
         )

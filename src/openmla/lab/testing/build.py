@@ -238,7 +238,10 @@ class _Builder:
             arguments["d_v"] = case.d_v
         if case.window:
             arguments["window"] = case.window
-        flags = case.causal, case.d_v, weights, case.invariant, case.window
+        if case.range_keys:
+            arguments["range_keys"] = case.range_keys
+        invariant = case.invariant or case.range_keys > 0
+        flags = case.causal, case.d_v, weights, invariant, case.window, case.range_keys
         operands = LatentOperands(q, cache, table, lengths, cu_q, *flags)
         return operands, arguments
 

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from openmla.errors import InvalidArgument
-from openmla.problem import CACHE_FORMATS, DTYPE_BYTES, FORMS, Form
+from openmla.problem import CACHE_FORMATS, DTYPE_BYTES, FORMS, RANGES_TAKEN, Form, is_range
 from openmla.records import decode
 
 ROPES = ("none", "shared", "shared_3d", "per_head", "cache")
@@ -89,6 +89,8 @@ class Case:
     """Query heads that share a head of K and V, in the dense form."""
     invariant: bool = False
     """Whether a latent call is asked for bits that do not depend on chunks."""
+    range_keys: int = 0
+    """Keys of a range that a latent call asks for, which makes it invariant; 0: none are."""
     topk: int = 0
     index_kind: str = "distinct"
     topk_lengths: str = "none"
@@ -155,6 +157,9 @@ class Case:
             raise InvalidArgument("group", f"1, or a divisor of {self.heads} heads", self.group)
         if self.form != "latent" and self.invariant:
             raise InvalidArgument("invariant", f"False in the {self.form} form", True)
+        if self.range_keys and (self.form != "latent" or not is_range(self.range_keys)):
+            expected = f"0, or in the latent form {RANGES_TAKEN}"
+            raise InvalidArgument("range_keys", expected, self.range_keys)
         if self.form == "dense" and (self.rope == "none") != (self.d_rope == 0):
             got = f"{self.rope!r} and {self.d_rope}"
             raise InvalidArgument("rope and d_rope", "'none' and 0, or neither", got)
@@ -224,6 +229,7 @@ class Case:
         parts += [f"groups of {self.group}"] * (self.group > 1)
         parts += [f"window {self.window}"] * bool(self.window)
         parts += ["invariant"] * self.invariant
+        parts += [f"ranges of {self.range_keys}"] * bool(self.range_keys)
         if self.is_paged:
             parts += [f"{self.kv} pages of {self.page_size}"]
         if self.form == "dense" and self.rope not in ("shared", "cache"):

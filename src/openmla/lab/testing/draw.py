@@ -297,7 +297,23 @@ def _latent(rng: random.Random, fields: dict[str, Any]) -> dict[str, Any]:
         "page_size": rng.choice(PAGE_SIZES),
         "scale": _latent_scale(rng, fields),
         "invariant": sum(fields["q_lens"]) % 3 == 0,
+        "range_keys": _range_keys(sum(fields["k_lens"]), sum(fields["q_lens"])),
     }
+
+
+def _range_keys(keys: int, queries: int) -> int:
+    """Ranges of a step or two: for half of the invariant calls, and for some that do not ask to be
+    invariant but have a key past a range. No number is drawn, so that older cases stay as they
+    were.
+
+    >>> [_range_keys(keys, queries=3) for keys in (255, 256, 257, 513)]
+    [256, 0, 128, 128]
+    >>> [_range_keys(keys, queries=1) for keys in (1, 255, 257, 513)]
+    [0, 0, 128, 128]
+    """
+    if queries % 3 == 0:
+        return (0, 128, 0, 256)[keys % 4]
+    return 128 if keys > 128 and keys % 8 == 1 else 0
 
 
 def _sparse(rng: random.Random, fields: dict[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ SIMPLEST: dict[str, Any] = {
     "group": 1,
     "causal": False,
     "invariant": False,
+    "range_keys": 0,
     "values": "normal",
     "default_dtype": "fp32",
     "default_device": "",

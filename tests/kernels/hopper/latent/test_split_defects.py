@@ -29,6 +29,10 @@ CASES = {
     "70 heads": replace(
         SMALL, heads=70, q_lens=(1, 0, 1), k_lens=(9000, 5, 300), sink="normal", spare=0
     ),
+    # Ranges of 128 keys: three of the first request, two of the second, which its first row sees.
+    "named ranges": replace(
+        SMALL, heads=4, q_lens=(2, 1), k_lens=(260, 140), range_keys=128, spare=0
+    ),
 }
 
 
@@ -251,6 +255,25 @@ DEFECTS = [
         "(space.ranges - 1).bit_length() // 2",
         "ranges.launch",
         "70 heads",
+    ),
+    split(
+        "ranges of a named length lie over each other",
+        "part * source.part_rows + start * heads + row",
+        "start * heads + row",
+        case="named ranges",
+    ),
+    split(
+        "requests of a named length lie over each other",
+        "part * source.part_rows + start * heads + row",
+        "part * source.part_rows + row",
+        case="named ranges",
+    ),
+    split(
+        "the merge takes rows of other requests, of a named length",
+        "first_row = start * heads",
+        "first_row = request * heads",
+        MERGE,
+        "named ranges",
     ),
     split(
         "programs of the merge are counted by wide columns",

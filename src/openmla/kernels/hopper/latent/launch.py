@@ -188,7 +188,7 @@ def _attention(plan: Plan, ways: list[Way], results: Results) -> Iterator[Call]:
         return
     space: RangeSpace = plan.variant.ranges
     parts = partial_results(space, config.latent, results.out.device)
-    for tokens in token_spans(problem.total_q, space.tokens):
+    for tokens in token_spans(results.out.shape[0], space.tokens):
         chosen = [(rows, tokens_of(op, tokens), gate) for rows, op, gate in ways]
         written = results.of_tokens(tokens)
         called = [(_arguments(plan, rows, op, written) | gate, op) for rows, op, gate in chosen]

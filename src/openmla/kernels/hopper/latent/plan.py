@@ -164,6 +164,8 @@ class HopperLatentConfig(HopperBlock):
     cache_read: CacheRead = PLAIN
     invariant: bool = False
     """Whether the ranges of keys are fixed, whatever the rows of a request."""
+    range_keys: int = 0
+    """Keys of a fixed range; 0: FIXED_RANGE."""
     few: FewQueries | None = None
     """Three launches that spread few queries over the chip, instead of this kernel."""
     sm_count: int = 132
@@ -230,8 +232,9 @@ class HopperLatentConfig(HopperBlock):
     @property
     def split(self) -> LatentSplit | FixedSplit:
         """When the keys of a sequence are split."""
-        rule = FixedSplit if self.invariant else LatentSplit
-        return rule(self.heads, self.latent)
+        if self.invariant:
+            return FixedSplit(self.heads, self.latent, self.range_keys)
+        return LatentSplit(self.heads, self.latent)
 
     # Launches.
 

@@ -23,6 +23,7 @@ app.command()(plan_command)
     ("options", "form"),
     [
         ("--tokens 4096", "expanded: 3222 M multiply-adds per head, 9666 M in latent form"),
+        ("--tokens 131072", "expanded: 2766 G multiply-adds per head, 9363 G in latent form"),
         (
             "--tokens 16 --context 32768",
             "latent: 572.4 M multiply-adds per head, 4463 M expanded; --form latent plans that "

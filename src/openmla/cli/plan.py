@@ -28,7 +28,9 @@ from openmla.planning.target import alias_of, target_by_name
 from openmla.problem import Backend, Problem
 
 RATIO_HELP = "tokens per compressed row, of a layer of DeepSeek-V4; default: one that selects rows"
-FORM_HELP = "dense, latent or sparse, or scores or select of the indexer; default: the model's"
+FORM_HELP = (
+    "dense, latent (decode too) or sparse, or scores or select of the indexer; default: the model's"
+)
 
 
 def plan_command(

@@ -2,7 +2,7 @@
 
     python examples/dense.py
 
-K is never put together: its nope columns and V are two views of one projection, and one rope row
+K is never concatenated: its nope columns and V are two views of one projection, and one rope row
 serves all heads.
 """
 

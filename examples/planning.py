@@ -14,8 +14,9 @@ def main() -> None:
     print(problem)
     for target in ("h200", "b200", "mi355x", "a100", "cpu"):
         chosen = openmla.plan(problem, target)
-        tile = chosen.block and f"{chosen.block.tile_rows} x {chosen.block.tile_keys}"
-        print(f"{target:7} {chosen.backend:10} tile {tile}")
+        block = chosen.block
+        tile = f"tile {block.tile_rows} x {block.tile_keys}" if block else "no tiles of a GPU"
+        print(f"{target:7} {chosen.backend:10} {tile}")
         for reason in chosen.passed_over:
             print(f"        not {reason}")
         assert type(chosen).from_json(chosen.to_json()) == chosen

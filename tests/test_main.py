@@ -10,6 +10,8 @@ import pytest
 from openmla.cli import COMMANDS, main
 from openmla.lab import prediction
 
+SIMULATOR = ": pip install 'openmla[sim]', or in a clone: pip install ./gluon-sim"
+
 
 def test_help_lists_every_command():
     command = [sys.executable, "-m", "openmla", "--help"]
@@ -35,7 +37,9 @@ def test_without_the_extra_of_the_command_line_one_line_names_it(
     line = run_without(module, arguments, monkeypatch)
     assert isinstance(line, str) and "\n" not in line
     assert line.startswith("openmla needs packages for the command line (")
-    assert module in line and line.endswith(": pip install 'openmla[cli]'")
+    assert module in line and line.endswith(
+        ": pip install 'openmla[cli]', or in a clone: pip install '.[cli]'"
+    )
 
 
 @pytest.mark.parametrize(
@@ -54,7 +58,7 @@ def test_without_the_simulator_one_line_names_its_extra(
     command, option = arguments.split()[:2]
     assert isinstance(line, str) and "\n" not in line
     assert line.startswith(f"openmla {command} {option} needs gluon-sim (")
-    assert line.endswith(": pip install 'openmla[sim]'")
+    assert line.endswith(SIMULATOR)
     assert capsys.readouterr().out == ""
 
 
@@ -67,4 +71,4 @@ def test_explain_says_what_a_prediction_needs(
     assert run_without("gluon_sim", f"explain --target {target}", monkeypatch) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("no prediction: ")
-    assert last.endswith(": pip install 'openmla[sim]'") == (target == "h200")
+    assert last.endswith(SIMULATOR) == (target == "h200")

@@ -1,7 +1,8 @@
-"""openmla: Multi-head Latent Attention prefill for Python.
+"""openmla: Multi-head Latent Attention for PyTorch.
 
 out = openmla.mla_prefill(q, k_nope, k_rope, v, cu_seqlens_q=cu)          dense, MHA form
 out = openmla.mla_prefill_latent(q, cache, block_table, cache_lengths, cu_seqlens_q=cu, scale=s)
+                                                                          latent, decode too
 out = openmla.mla_prefill_sparse(q, kv, indices, scale=s)                 sparse, latent form
 out = openmla.mla_attend(q, [window, listed], scale=s, sink=sink)         two sources, one softmax
 q, q_scale = openmla.quantize(q)                                          e4m3, a scale per token

@@ -41,9 +41,13 @@ def out_dtype(q_dtype: torch.dtype) -> torch.dtype:
 
 
 def describe(value: object) -> str:
-    """A tensor as "dtype [shape] on device", anything else by its type and value."""
+    """A tensor as "dtype [shape] on device", another array by its type and shape, anything else by
+    its type and value."""
     if isinstance(value, Tensor):
         return f"{value.dtype} {list(value.shape)} on {value.device}"
+    if isinstance(getattr(value, "shape", None), tuple):
+        kind = type(value)
+        return f"{kind.__module__}.{kind.__qualname__} {list(value.shape)}"  # type: ignore[attr-defined]
     return "None" if value is None else f"{type(value).__name__} {value!r:.60}"
 
 
@@ -123,8 +127,11 @@ def scale(value: object, required_for: str = "", name: str = "scale") -> float |
     """A finite number. `required_for` names the call that has no default."""
     if value is None:
         if required_for:
-            reason = f"a number ({required_for} has no default: the latent width says nothing)"
-            raise InvalidArgument(name, reason, "None")
+            expected = (
+                f"a number ({required_for} has no default; DeepSeek-V3's is 192**-0.5, from the "
+                "128 + 64 columns of a head before absorption, not from the latent row)"
+            )
+            raise InvalidArgument(name, expected, "None")
         return None
     if isinstance(value, bool) or not isinstance(value, int | float | torch.SymFloat):
         raise InvalidArgument(name, "a finite number", describe(value))
@@ -153,7 +160,7 @@ def window(value: object, causal: bool) -> int:
         expected = f"None, or 1 to {LARGEST_WINDOW} keys"
         raise InvalidArgument("window", expected, describe(value))
     if not causal:
-        raise InvalidArgument("window", "None, or causal=True beside it", f"{value}, not causal")
+        raise InvalidArgument("window", "None unless causal=True", f"{value} with causal=False")
     return value
 
 
@@ -292,6 +299,11 @@ def rope_tensor(value: object, q: Tensor, k_nope: Tensor) -> Tensor | None:
             raise InvalidArgument("k_rope", expected, "None")
         return None
     dtypes = WIDE_BESIDE_FP8 if q.dtype == torch.float8_e4m3fn else (q.dtype,)
+    if isinstance(value, Tensor) and value.dim() in (2, 3) and value.shape[-1] != d_rope:
+        # The mistake may as well be in q or k_nope: say where the width comes from.
+        shape = _spelled((total_k, d_rope), dtypes)
+        expected = f"{shape}, because q has {q.shape[2]} columns and k_nope {d_nope}"
+        raise InvalidArgument("k_rope", expected, describe(value))
     if isinstance(value, Tensor) and value.dim() == 3:
         if value.shape[1] == 1 != q.shape[1]:
             value = value[:, 0]

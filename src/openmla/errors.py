@@ -18,6 +18,8 @@ import difflib
 from collections.abc import Callable, Iterable
 from typing import Any
 
+IN_A_CLONE = {"sim": "./gluon-sim"}
+"""What pip is given in a clone for an extra that is a package of the same repository."""
 PLAIN = (str, int, float, bool, type(None))
 
 
@@ -101,7 +103,9 @@ class MissingExtra(OpenMLAError, ImportError):
 
     def __init__(self, part: str, needed: str, extra: str, reason: str = "") -> None:
         why = f" ({reason})" if reason else ""
-        self.args = (f"{part} needs {needed}{why}: pip install 'openmla[{extra}]'",)
+        here = IN_A_CLONE.get(extra, f"'.[{extra}]'")
+        command = f"pip install 'openmla[{extra}]', or in a clone: pip install {here}"
+        self.args = (f"{part} needs {needed}{why}: {command}",)
         self.part = part
         self.needed = needed
         self.extra = extra

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
-from openmla.cli import bench, check, check_drawn, plan, validate
+from openmla.cli import bench, check, check_drawn, plan, reports, validate
 from openmla.cli.compile import compile_command
+from openmla.lab.progress import progress
 from openmla.lab.testing.checker import Checker
+from openmla.lab.testing.fuzz import FuzzReport
 
 # Command, its arguments, the option that takes a path, and the names that do the work.
 FILES: dict[str, tuple[Callable[..., None], list[str], str, list[str]]] = {
@@ -187,3 +192,17 @@ def test_a_replayed_case_has_no_report(tmp_path: Path) -> None:
     arguments = ["--replay", "x.json", "--json", str(tmp_path / "report.json")]
     result = CliRunner().invoke(app, arguments, env={"COLUMNS": "400"})
     assert result.exit_code == 2 and "one replayed case has no report" in result.output
+
+
+def test_progress_of_a_check_does_not_count_past_its_cases(monkeypatch: pytest.MonkeyPatch):
+    """Cases that run again between guard pages are not further cases."""
+
+    def run(progress: Callable[[int, int, str], None]) -> FuzzReport:
+        progress(1, 3, "dense")
+        progress(3, 3, "guard pages: dense [a, b]")
+        return FuzzReport(0, "auto", "cpu", asked=2)
+
+    told = io.StringIO()
+    monkeypatch.setattr(reports, "progress", partial(progress, every=0.0))
+    reports.with_progress(Console(file=told, width=80), 2, run)
+    assert told.getvalue().splitlines() == ["cases: 1 of 2", "cases: 2 of 2, guard pages"]

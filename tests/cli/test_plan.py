@@ -23,7 +23,16 @@ app.command()(plan_command)
     ("options", "form"),
     [
         ("--tokens 4096", "expanded: 3222 M multiply-adds per head, 9666 M in latent form"),
-        ("--tokens 16 --context 32768", "latent: 572.4 M multiply-adds per head, 4463 M expanded"),
+        ("--tokens 131072", "expanded: 2766 G multiply-adds per head, 9363 G in latent form"),
+        (
+            "--tokens 16 --context 32768",
+            "latent: 572.4 M multiply-adds per head, 4463 M expanded; --form latent plans that "
+            "call",
+        ),
+        (
+            "--tokens 16 --context 32768 --form latent",
+            "latent: 572.4 M multiply-adds per head, 4463 M expanded",
+        ),
         (
             "--model glm-5 --context 8192 --target a100",
             "sparse: 8192 keys, and a query selects 2048",

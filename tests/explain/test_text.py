@@ -65,6 +65,30 @@ def test_every_target_appears() -> None:
     assert lines["mi355x"] == expected
 
 
+@pytest.mark.parametrize(
+    ("options", "bound"),
+    [
+        ("--tokens 4096", "0.687 TFLOP, 0.695 ms or more at the datasheet's 989 TFLOP/s"),
+        # 32768 rows of 1152 or 656 bytes at 4800 GB/s; 9 GFLOP would take 9 us at 989 TFLOP/s.
+        (
+            "--tokens 1 --context 32768 --form latent --tp 8",
+            "1.14 GFLOP over 37.7 MB of cache rows, 7.86 us or more at the datasheet's 4800 GB/s",
+        ),
+        (
+            "--tokens 1 --context 32768 --form latent --tp 8 --dtype fp8_656",
+            "1.14 GFLOP over 21.5 MB of cache rows, 4.48 us or more at the datasheet's 4800 GB/s",
+        ),
+        (
+            "--tokens 1 --context 32768 --form latent",
+            "9.13 GFLOP, 9.23 us or more at the datasheet's 989 TFLOP/s",
+        ),
+    ],
+)
+def test_the_least_time_is_that_of_what_bounds_a_call(options: str, bound: str) -> None:
+    result = runner.invoke(app, options.split())
+    assert f"work {bound}" in " ".join(result.output.split())
+
+
 def test_command() -> None:
     result = runner.invoke(app, ["--model", "glm-5", "--target", "h200", "--form", "dense", "-v"])
     assert result.exit_code == 0
@@ -107,7 +131,7 @@ def test_no_plan_is_no_crash() -> None:
     result = runner.invoke(app, ["--target", "sm_75:40x65536", "--dtype", "e4m3"])
     assert result.exit_code == 1
     assert "no plan: portable: sm_75" in result.output
-    assert "nearest supported form: bf16" in result.output
+    assert "nearest supported form: the same call with tensors on a CPU" in result.output
 
 
 def test_odd_pages_go_to_the_portable_kernel() -> None:

@@ -100,7 +100,7 @@ def common(call: str) -> list[Malformed]:
         of(call, "q", lambda q: q[0], q_shape, "[2, 12]"),
         of(call, "q", lambda q: q[None], q_shape, "[1, 5, 2, 12]"),
         of(call, "q", lambda q: q.to_sparse(), "a strided tensor", "torch.sparse_coo"),
-        of(call, "q", lambda q: q.numpy(), "a tensor", "ndarray"),
+        of(call, "q", lambda q: q.numpy(), "a tensor", "numpy.ndarray ["),
         of(
             call,
             "q",
@@ -199,7 +199,7 @@ def offsets(call: str) -> list[Malformed]:
         to(call, "window", True, "None, or 1 to", "bool True"),
         to(call, "window", 4.0, "None, or 1 to", "float 4.0"),
         Malformed(
-            call, "window", "causal=True beside it", "not causal", {"window": 4, "causal": False}
+            call, "window", "None unless causal=True", "4 with", {"window": 4, "causal": False}
         ),
     ]
 
@@ -248,7 +248,10 @@ DENSE_ONLY = [
     to(DENSE, "k_rope", None, "4 columns (q has 12, k_nope 8)", "None"),
     to(DENSE, "k_rope", "cache", "a tensor, torch.float32 [5, 4]", "str 'cache'"),
     of(DENSE, "k_rope", lambda r: r[:4], "torch.float32 [5, 4]", "[4, 4]"),
-    of(DENSE, "k_rope", lambda r: r[:, :3], "torch.float32 [5, 4]", "[5, 3]"),
+    of(DENSE, "k_rope", lambda r: r[:, :3], "torch.float32 [5, 4], because q has 12", "[5, 3]"),
+    Malformed(
+        DENSE, "k_rope", "[5, 0], because q has 8", "[5, 4]", lambda a: {"q": a["q"][..., :8]}
+    ),
     of(DENSE, "k_rope", lambda r: r[:, None].expand(5, 3, 4), "[5, 2, 4]", "[5, 3, 4]"),
     of(DENSE, "k_rope", lambda r: r.bfloat16(), "torch.float32 [5, 4]", "torch.bfloat16"),
     of(DENSE, "k_rope", on_meta, "a tensor on cpu", "on meta"),

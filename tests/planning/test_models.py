@@ -144,7 +144,7 @@ def test_dtypes() -> None:
         ({"tokens": 100, "context": 99}, "context: expected at least the 100 new tokens, got 99"),
         ({"page_size": -8}, "page_size"),
         ({"dtype": "int4"}, "dtype: expected one of bf16, fp16, e4m3"),
-        ({"dtype": "fp8_block64"}, "unless page_size names a cache"),
+        ({"dtype": "fp8_block64"}, r"in dense form \(a cache format goes with form 'latent'"),
         (
             {"dtype": "fp8_584", "form": "latent"},
             "a format for the 512 . 64 columns",

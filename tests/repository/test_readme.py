@@ -41,14 +41,30 @@ def test_blocks_are_found_and_no_run_is_respected():
     assert python_blocks(text) == [(3, "x = 1\n"), (12, "x\n")]
 
 
+def links(text: str) -> tuple[list[str], dict[str, str], set[str]]:
+    """Targets that stand in a line, definitions of references, and the references that are used."""
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    inline = re.findall(r"\]\(([^)]+)\)", prose)
+    defined = dict(re.findall(r"^\[([^\]]+)\]: (\S+)$", prose, re.MULTILINE))
+    return inline, defined, set(re.findall(r"\]\[([^\]]+)\]", prose))
+
+
 def test_links_are_absolute_and_lead_to_files():
-    """A package page has no files beside it."""
+    """A package page has no files beside it: every link is a URL, written once, below the text."""
     home = "https://github.com/openmla/openmla/"
     raw = "https://raw.githubusercontent.com/openmla/openmla/main/"
-    links = re.findall(r"\]\(([^)#]+)", README.read_text())
-    assert links and [link for link in links if not link.startswith("https://")] == []
+    inline, defined, used = links(README.read_text())
+    assert [link for link in inline if not link.startswith(("https://", "#"))] == []
+    assert used == set(defined)
+    targets = list(defined.values())
+    assert len(set(targets)) == len(targets) > 10
     ours = (f"{home}blob/main/", f"{home}tree/main/", raw)
-    inside = [link for link in links if link.startswith(ours)]
-    paths = [link.removeprefix(raw).split("/main/")[-1] for link in inside]
-    assert len(paths) > 10
+    assert [target for target in targets if not target.startswith(ours)] == []
+    paths = [target.removeprefix(raw).split("/main/")[-1] for target in targets]
     assert [path for path in paths if not (README.parent / path).exists()] == []
+
+
+def test_links_of_a_text_are_found():
+    """A check of the checker."""
+    text = "[a](b) ![c][d] [e][f]\n```python\nx[0][1]\n```\n[d]: https://g\n"
+    assert links(text) == (["b"], {"d": "https://g"}, {"d", "f"})

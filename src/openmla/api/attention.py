@@ -267,7 +267,7 @@ def mla_prefill_latent(
     return_lse: bool = False,
     backend: Backend = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Dense prefill in latent form: absorbed queries over a paged cache.
+    """Decode, and prefill in latent form: absorbed queries over a paged cache.
 
     Returns out [total_q, H, d_v] in the dtype of q (bf16 for e4m3), with return_lse also lse. A
     query that sees no key has a row of zeros and an lse of -inf.
@@ -278,7 +278,8 @@ def mla_prefill_latent(
         block_table: int32 [batch, max_pages], the pages of each sequence.
         cache_lengths: int32 [batch], keys of each sequence, the new tokens among them.
         cu_seqlens_q: int32 [batch + 1], where each sequence's queries begin.
-        scale: a factor for all scores. Required: the width of rows says nothing about the model.
+        scale: a factor for all scores. Required: 192**-0.5 for DeepSeek-V3, whose heads have 128 +
+            64 columns before absorption; the width of latent rows does not tell it.
         causal: aligned bottom-right: the last query of a sequence sees its last key.
         window: a query at position p sees keys p - window + 1 … p alone, 1 or more of them; None:
             all up to p. Keys before every query's window are not read, and the table may name any
@@ -441,7 +442,8 @@ def mla_prefill_sparse(
             index is ignored when it is negative, past the rows, or at or past topk_lengths; a
             duplicate counts twice.
         topk_lengths: int32 [total_q], how many entries of a list count; all if None.
-        scale: a factor for all scores. Required: the width of rows says nothing about the model.
+        scale: a factor for all scores. Required: 192**-0.5 for DeepSeek-V3, whose heads have 128 +
+            64 columns before absorption; the width of latent rows does not tell it.
         d_v: how many leading columns of a row are V: all but the rope of a cache, 512 of a tensor.
         sink: fp32 [H]: one more term exp(sink) in each head's denominator.
         q_scale: fp32 [total_q], a factor for each query's scores; e4m3 queries come with one.

@@ -101,7 +101,10 @@ def _run(console: Console, what: str, rounds: int, quick: bool) -> Report:
     from openmla.lab.bench import cpu, dense, few, sparse
 
     with progress(console, "cases", None) as tell:
-        tell(0, "the first compiles kernels, and slow peers take a while")
+        if what == "cpu":
+            tell(0, "seconds each" if quick else "which takes minutes; --quick has small shapes")
+        else:
+            tell(0, "the first compiles kernels, and slow peers take a while")
 
         def seen(rows: Iterator[T]) -> Iterator[T]:
             for done, row in enumerate(rows, 1):

@@ -22,8 +22,7 @@ def require_simulator(part: str) -> None:
     try:
         import_module("gluon_sim")
     except ImportError as error:
-        reason = f"{error}; in a clone: pip install ./gluon-sim"
-        raise MissingExtra(part, "gluon-sim", "sim", reason) from error
+        raise MissingExtra(part, "gluon-sim", "sim", str(error)) from error
 
 
 def device_here(name: str) -> torch.device:

@@ -29,7 +29,9 @@ from openmla.problem import Backend, Problem
 
 RATIO_HELP = "tokens per compressed row, of a layer of DeepSeek-V4; default: one that selects rows"
 RANGE_HELP = "keys of a range, of a latent call; 0: each request's rows and keys decide"
-FORM_HELP = "dense, latent or sparse, or scores or select of the indexer; default: the model's"
+FORM_HELP = (
+    "dense, latent (decode too) or sparse, or scores or select of the indexer; default: the model's"
+)
 
 
 def plan_command(
@@ -140,7 +142,8 @@ def _question(model: Model, target: str, problem: AnyProblem, tokens: int, keys:
     pages = f" in {-(-keys // page)} pages of {page}" if page else ""
     heads = f"{problem.heads} heads, " if problem.heads else ""
     named = f"{model.name} on {chip.name if alias is None else target}"
-    asked = f"{named}: {heads}{tokens} new tokens, {keys} keys{pages}"
+    new = f"{tokens} new token" + "s" * (tokens != 1)
+    asked = f"{named}: {heads}{new}, {keys} keys{pages}"
     return asked if alias is None else f"{asked}\n  planned as {alias.target}: {alias.why}"
 
 
@@ -152,7 +155,10 @@ def _form_of_layer(model: Model, problem: AnyProblem, target: str, tokens: int, 
         return "sparse: K and V are one row, and there is no other"
     dims = LayerDims(model.kv_lora, model.nope, model.rope, model.v)
     heads = problem.heads if masks_keys(target_by_name(target)) else 0
-    return choose_form(dims, [tokens], [keys], model.topk, heads).reason
+    choice = choose_form(dims, [tokens], [keys], model.topk, heads)
+    if choice.form == "latent" and problem.form == "dense":
+        return f"{choice.reason}; --form latent plans that call"
+    return choice.reason
 
 
 def _of_one_rank(problem: AnyProblem, shard: ContextShard) -> AnyProblem:

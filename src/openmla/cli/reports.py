@@ -19,7 +19,12 @@ def with_progress(console: Console, cases: int, run: Callable[..., FuzzReport]) 
     """What a run that tells its progress reports; if Ctrl-C ends it, what it did until then."""
     with progress(console, "cases", cases) as tell:
         try:
-            return run(progress=lambda done, total, note: tell(done, ""))
+            # Cases that run again between guard pages are counted past the last one.
+            return run(
+                progress=lambda done, total, note: tell(
+                    min(done, cases), note.partition(":")[0] if done > cases else ""
+                )
+            )
         except Interrupted as stop:
             return stop.report
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from openmla.backward.problem import BackwardProblem
 from openmla.dispatch import plan_for, triton_version
 from openmla.errors import Unsupported
+from openmla.formats import FORMATS
 from openmla.indexer.problem import DIM, IndexProblem
 from openmla.planning import plan
 from openmla.planning.budget import uses
@@ -72,16 +73,41 @@ def _work(chosen: Plan) -> str:
     """What there is to compute, and the least time that the datasheet leaves for it."""
     problem, target = chosen.problem, target_by_name(chosen.target)
     if isinstance(problem, IndexProblem) and problem.form == "select":
-        size, rate = _score_bytes(problem) / 1e9, target.hbm_gbps
-        amount, unit = f"{size:.3g} GB of scores", "GB/s"
-    else:
-        fp8 = isinstance(problem, IndexProblem) or problem.q_dtype == "e4m3"
-        size = _least_flops(problem) / 1e12
-        rate = target.fp8_tflops if fp8 else target.bf16_tflops
-        amount, unit = f"{size:.3g} TFLOP", "TFLOP/s"
+        amount, size = f"{_score_bytes(problem) / 1e9:.3g} GB of scores", _score_bytes(problem)
+        return _bounded(amount, size, target.hbm_gbps * 1e9, f"{target.hbm_gbps:g} GB/s")
+    fp8 = isinstance(problem, IndexProblem) or problem.q_dtype == "e4m3"
+    flops, peak = _least_flops(problem), target.fp8_tflops if fp8 else target.bf16_tflops
+    few = flops < 1e11
+    amount = f"{flops / 1e9:.3g} GFLOP" if few else f"{flops / 1e12:.3g} TFLOP"
+    rows = _row_bytes(problem)
+    # Few queries over many rows wait for memory, not for products.
+    if rows and peak and target.hbm_gbps and rows / target.hbm_gbps > flops / 1e3 / peak:
+        amount += f" over {rows / 1e6:.3g} MB of cache rows"
+        return _bounded(amount, rows, target.hbm_gbps * 1e9, f"{target.hbm_gbps:g} GB/s")
+    return _bounded(amount, flops, peak * 1e12, f"{peak:g} TFLOP/s")
+
+
+def _bounded(amount: str, size: float, rate: float, named: str) -> str:
+    """An amount, and the least time it takes at a rate per second; 0: the rate is not known.
+
+    >>> _bounded("1 GB", 1e9, 4.8e12, "4800 GB/s")
+    "1 GB, 0.208 ms or more at the datasheet's 4800 GB/s"
+    >>> _bounded("8 MB", 8e6, 4e12, "4000 GB/s")
+    "8 MB, 2 us or more at the datasheet's 4000 GB/s"
+    """
     if not rate:
         return amount
-    return f"{amount}, {1e3 * size / rate:.3g} ms or more at the datasheet's {rate:g} {unit}"
+    seconds = size / rate
+    took = f"{1e3 * seconds:.3g} ms" if seconds >= 1e-4 else f"{1e6 * seconds:.3g} us"
+    return f"{amount}, {took} or more at the datasheet's {named}"
+
+
+def _row_bytes(problem: AnyProblem) -> int:
+    """Bytes of the cache rows that a latent call reads once; 0 where they are not counted."""
+    if not isinstance(problem, Problem) or problem.form != "latent" or problem.window:
+        return 0
+    known = FORMATS.get(problem.kv_dtype)
+    return known.layout(problem.d_nope, problem.d_rope).row_bytes * problem.total_k if known else 0
 
 
 def _score_bytes(problem: IndexProblem) -> int:

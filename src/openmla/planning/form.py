@@ -79,8 +79,8 @@ def choose_form(
         return _choose_selected(dims, new, keys, topk, heads)
     expanded, latent = expanded_work(dims, new, keys), latent_work(dims, new, keys)
     if latent < expanded:
-        return FormChoice("latent", f"latent: {_millions(latent, expanded)} expanded")
-    return FormChoice("expanded", f"expanded: {_millions(expanded, latent)} in latent form")
+        return FormChoice("latent", f"latent: {_counts(latent, expanded)} expanded")
+    return FormChoice("expanded", f"expanded: {_counts(expanded, latent)} in latent form")
 
 
 def _choose_selected(
@@ -142,7 +142,7 @@ def least_latent_keys(dims: LayerDims, new: int) -> float:
 
     >>> v3 = LayerDims(latent=512, nope=128, rope=64, v=128)
     >>> [least_latent_keys(v3, n) for n in (1, 16, 170, 171)]
-    [2, 17, 21930, inf]
+    [2, 17, 21973, inf]
     """
     row = dims.latent * (dims.nope + dims.v)
     pair = (2 * dims.latent + dims.rope) - (dims.nope + dims.rope + dims.v)
@@ -175,8 +175,9 @@ def keys_per_piece(dims: LayerDims, heads: int, sequences: int, itemsize: int) -
     return max(EXPANDED_BYTES // row // 64 * 64, 64)
 
 
-def _millions(less: int, more: int) -> str:
-    return f"{less / 1e6:.4g} M multiply-adds per head, {more / 1e6:.4g} M"
+def _counts(less: int, more: int) -> str:
+    unit, size = ("G", 1e9) if less >= 1e10 else ("M", 1e6)
+    return f"{less / size:.4g} {unit} multiply-adds per head, {more / size:.4g} {unit}"
 
 
 def _pairs(new: Sequence[int], keys: Sequence[int]) -> int:

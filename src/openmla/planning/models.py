@@ -292,9 +292,11 @@ def _dense_problem(
     element = "bf16" if dtype in CACHE_FORMATS else dtype
     from_cache = page_size > 0 and model.rope > 0
     if dtype in CACHE_FORMATS and dtype != "bf16" and not from_cache:
-        raise InvalidArgument(
-            "dtype", "bf16, fp16 or e4m3, unless page_size names a cache", repr(dtype)
+        expected = (
+            "bf16, fp16 or e4m3 in dense form (a cache format goes with form 'latent' or 'sparse', "
+            "or with a page_size, whose pages have the rope)"
         )
+        raise InvalidArgument("dtype", expected, repr(dtype))
     rope_dtype = (dtype if dtype in CACHE_FORMATS else "bf16") if from_cache else element
     return Problem(
         form="dense",

@@ -246,7 +246,7 @@ def cached_plan(
                 triton=version_text(target, triton),
             )
         passed_over.append(choice.reason)
-    nearest = _nearest(problem, len(families), backend)
+    nearest = _nearest(problem, target, len(families), backend)
     raise Unsupported("; ".join(passed_over), nearest=nearest)
 
 
@@ -282,8 +282,10 @@ def version_text(target: Target, triton: tuple[int, ...] | None) -> str:
     return ".".join(map(str, triton[:2]))
 
 
-def _nearest(problem: AnyProblem, families: int, backend: str) -> str:
+def _nearest(problem: AnyProblem, target: Target, families: int, backend: str) -> str:
     """What to change so that something would serve the problem."""
+    if target.vendor != "cpu" and not target.has_bf16:  # no other dtype or width helps there
+        return "the same call with tensors on a CPU, or backend='reference'"
     if backend != "auto" and families > 1:
         return "backend='auto', which may take another kernel family"
     if not isinstance(problem, Problem):

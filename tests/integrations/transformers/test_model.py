@@ -74,7 +74,8 @@ except ImportError as error:
     assert done.returncode == 0, done.stderr
     [line] = done.stdout.splitlines()
     assert line.startswith("openmla.integrations.transformers needs Transformers 5.17 or later (")
-    assert line.endswith("): pip install 'openmla[transformers]'")
+    command = "pip install 'openmla[transformers]', or in a clone: pip install '.[transformers]'"
+    assert line.endswith(f"): {command}")
     assert there != "another" or "no tokenizers" in line
 
 

@@ -4,7 +4,7 @@
 
     register()                              # attn_implementation="openmla" is now a name
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="openmla")
-    model = optimize(model)                 # and K is never put together per head
+    model = optimize(model)                 # and K is never concatenated per head
     restore(model)                          # as it was
     model = optimize(model, group=group)    # its sequences over several ranks: see ranks.py
     model.generate_batch(inputs=prompts)    # continuous batching, from latent rows: see serving.py

@@ -45,7 +45,7 @@ def optimize(
     Args:
         model: an MLA model of Transformers 5.17 or later, or DeepSeek-V4.
         form: "auto" chooses by lengths (openmla.planning.form); "expanded" makes K and V per head,
-            but never puts K together; "latent" attends to the cached rows, for few tokens over long
+            but never concatenates K; "latent" attends to the cached rows, for few tokens over long
             caches.
         fp8_indexer: let indexers score in e4m3, which is faster and may select other keys near the
             cut (openmla.integrations.transformers.indexer); False: as exactly as before.

@@ -19,7 +19,6 @@ masked is expanded with bits that hide the others. The layer chooses by lengths 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -32,6 +31,7 @@ from openmla.cache import LatentCache
 from openmla.dispatch import device_target
 from openmla.distributed import ContextShard
 from openmla.distributed.agreement import Group
+from openmla.distributed.indexes import fresh_table
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.indexer.cache import IndexCache
 from openmla.nn import ranks
@@ -231,6 +231,10 @@ class MLAAttention(nn.Module):
         check(x, positions, None, batch, batch.tokens)
         compressed = self.compress_queries(x)
         q, latent, rope = self.project(x, positions, compressed)
+        if q.shape[1] != self.config.heads:
+            raise Unsupported(
+                "the loss of an indexer, where heads are split over ranks: it follows all of them"
+            )
         mask = None
         if sparse:
             _, mask = self.indexer(x, compressed, positions, batch, return_mask=True)
@@ -557,15 +561,11 @@ def _by_head(x: Tensor, width: int) -> Tensor:
 
 def fresh_pages(latent: Tensor, rope: Tensor, batch: Batch) -> tuple[LatentCache, Batch]:
     """The rows of fresh sequences in pages of their own, and the batch with its block table."""
-    pages = [-(-n // FRESH_PAGE) for n in batch.new]
-    first = [0, *accumulate(pages)][:-1]
-    longest = max(pages, default=0)
-    begin = torch.tensor(first, dtype=torch.int32, device="cpu")
-    table = begin[:, None] + torch.arange(longest, dtype=torch.int32, device="cpu")
+    pages = tuple(-(-n // FRESH_PAGE) for n in batch.new)
     size = {"num_pages": max(sum(pages), 1), "page_size": FRESH_PAGE, "format": "bf16"}
     widths = {"latent": latent.shape[1], "rope": rope.shape[1]}
     cache = LatentCache.allocate(**size, **widths, device=latent.device)  # type: ignore[arg-type]
-    paged = Batch.of(batch.new, block_table=table.to(latent.device))
+    paged = Batch.of(batch.new, block_table=fresh_table(pages, latent.device))
     cache.append(latent, rope, paged.slots(FRESH_PAGE))
     return cache, paged
 

@@ -196,6 +196,8 @@ class Batch:
     def selected_bits(self, indices: Tensor) -> Tensor:
         """int32 [tokens, words], as mla_prefill's key_mask: the same keys as bits of 32 to a word.
 
+        A bit cannot say how often a key is named.
+
         Args:
             indices: int [tokens, topk], places in the query's own sequence; one outside of it
                 counts not.

@@ -142,8 +142,9 @@ class MLAAttention(nn.Module):
             batch: the sequences, and where their keys lie in the cache; None: x is one fresh
                 sequence, with a shard those of the shard.
             indices: int [tokens, topk], places in the query's own sequence, -1 for none, of keys
-                that were selected elsewhere, none of them twice; keys after the query are not
-                seen. None: the layer's own indexer selects.
+                that were selected elsewhere; keys after the query are not seen. None of them twice:
+                gathered, a key would count as often, and masked, as in training, once. On the CPU
+                that raises; a GPU would have to wait to look. None: the layer's indexer selects.
             index_cache: the IndexCache of the layer's indexer, or the PoolCache of one that scores
                 pools; its pages have the numbers of the cache's.
             shard: which tokens this rank has, as openmla.distributed.split made it: see
@@ -429,9 +430,11 @@ class MLAAttention(nn.Module):
             index_cache: what `forward` was given.
 
         Raises:
-            InvalidArgument: there is neither an indexer nor indices, or keys of the context are
-                nowhere.
+            InvalidArgument: there is neither an indexer nor indices, indices on the CPU name a key
+                twice, or keys of the context are nowhere.
         """
+        if indices is not None and indices.device.type == "cpu":
+            _named_once(indices)
         if indices is None and self.indexer is None:
             expected = f"[{batch.tokens}, topk]: a sequence has more than {self.config.topk} keys"
             raise InvalidArgument("indices", expected, None)
@@ -457,10 +460,10 @@ class MLAAttention(nn.Module):
         if cache is not None:
             cache.append(latent, rope, batch.slots(cache.page_size))
             return self.output(self.attend_invariantly(q, cache, batch)[0], x)
-        if x.dtype != torch.bfloat16:
+        if q.dtype != torch.bfloat16:
             raise Unsupported(
-                f"invariant, without a cache, in {x.dtype}: rows are kept in bfloat16",
-                nearest="a layer and hidden states in bfloat16",
+                f"invariant, without a cache, in {q.dtype}: rows are kept in bfloat16",
+                nearest="a layer and hidden states in bfloat16, or torch.autocast to it",
             )
         with torch.no_grad():
             cache, paged = fresh_pages(latent, rope, batch)
@@ -557,6 +560,18 @@ def _by_head(x: Tensor, width: int) -> Tensor:
     torch.Size([0, 3, 4])
     """
     return x.view(len(x), x.shape[1] // width, width)
+
+
+def _named_once(indices: Tensor) -> None:
+    """CPU only: no line names a key twice."""
+    if torch.compiler.is_compiling():
+        return
+    ordered = indices.sort(dim=-1).values
+    again = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
+    if bool(again.any()):
+        line, place = again.nonzero()[0].tolist()
+        got = f"key {int(ordered[line, place])} twice in line {line}"
+        raise InvalidArgument("indices", "every key at most once in a line", got)
 
 
 def fresh_pages(latent: Tensor, rope: Tensor, batch: Batch) -> tuple[LatentCache, Batch]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from openmla.nn import Batch, MLAAttention, MLAConfig
 from openmla.nn.rope import Rope
@@ -30,15 +31,37 @@ def step(module: nn.Module, seed: int) -> None:
     """Gradients of one batch, which the seed draws."""
     batch = Batch.of(LENGTHS)
     x = torch.randn(sum(LENGTHS), 32, generator=torch.Generator().manual_seed(seed))
-    module(x, batch.positions, batch=batch).square().sum().backward()
+    module(x, batch.positions, batch=batch).float().square().sum().backward()
 
 
-def sharded_gradients(rank: int, world: int) -> dict[str, Tensor]:
-    """Gradients of the mean over the ranks, each with a batch of its own."""
+def sharded_gradients(rank: int, world: int, how: str = "layer") -> dict[str, Tensor]:
+    """Gradients of the mean over the ranks, each with a batch of its own.
+
+    how: "layer" as a whole, its "projections" by themselves too, or in "bf16".
+    """
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    module = layer()
-    fully_shard(module, mesh=init_device_mesh("cpu", (world,)))
+    module, options = layer(), {}
+    if how == "bf16":
+        narrow = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        options = {"mp_policy": narrow}
+    if how == "projections":
+        for projection in module.children():
+            fully_shard(projection, mesh=init_device_mesh("cpu", (world,)))
+    fully_shard(module, mesh=init_device_mesh("cpu", (world,)), **options)
     step(module, seed=rank)
     return {name: p.grad.full_tensor() for name, p in module.named_parameters()}
+
+
+def replicated_gradients(rank: int, world: int) -> dict[str, Tensor]:
+    """Likewise, by DistributedDataParallel, whose forward pass is computed again."""
+    module = nn.parallel.DistributedDataParallel(layer(), static_graph=True)
+    batch = Batch.of(LENGTHS)
+    x = torch.randn(sum(LENGTHS), 32, generator=torch.Generator().manual_seed(rank))
+
+    def run(x: Tensor) -> Tensor:
+        return module(x, batch.positions, batch=batch)
+
+    checkpoint(run, x.requires_grad_(), use_reentrant=False).square().sum().backward()
+    return {name: p.grad for name, p in module.module.named_parameters()}

@@ -124,6 +124,25 @@ def trained_by_heads(rank: int, world: int, setting: Setting) -> dict[str, Tenso
     return {**whole, "x": x.grad}
 
 
+def trained_in_a_mesh(rank: int, world: int, setting: Setting) -> dict[str, Tensor]:
+    """Every weight's gradient: sequences over one dimension of 2 x 2 ranks, heads over the other."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("context", "heads"))
+    layer, context = deepcopy(setting.layer).requires_grad_(), mesh["context"]
+    split_heads(layer, mesh["heads"])
+    shard = split(setting.new, 2, context.get_local_rank())
+    x, batch = setting.x[shard.rows()], Batch.of(setting.new)
+    group = context.get_group()
+    out = layer(x, shard.positions(), None, batch, shard=shard, group=group)
+    out.square().sum().backward()
+    found: dict[str, Tensor] = {}
+    for name, p in layer.named_parameters():
+        whole: Any = p.grad
+        whole = whole.full_tensor() if hasattr(whole, "full_tensor") else whole
+        dist.all_reduce(whole, group=group)
+        found[name] = whole
+    return found
+
+
 def loss_by_heads(rank: int, world: int, setting: Setting) -> str:
     """What the loss of an indexer is told where a rank has some heads."""
     layer = deepcopy(setting.layer)

@@ -134,6 +134,17 @@ def test_heads_over_ranks_train_as_those_of_one_process(ranks: Ranks, name: str)
             assert (found[weight] - want).abs().max() <= 1e-5 * want.abs().max(), weight
 
 
+@pytest.mark.parametrize("ranks", [4], indirect=True)
+def test_sequences_and_heads_over_ranks_train_as_one_process(ranks: Ranks) -> None:
+    given = CASES["expanded"]
+    expected = on_ranks.trained_by_heads(0, 1, given)
+    for found in ranks.run(on_ranks.trained_in_a_mesh, given):
+        assert found.keys() | {"x"} == expected.keys()
+        for weight, got in found.items():
+            want = expected[weight]
+            assert (got - want).abs().max() <= 1e-5 * want.abs().max(), weight
+
+
 @pytest.mark.parametrize("ranks", [2], indirect=True)
 def test_an_indexers_loss_over_some_heads_is_refused(ranks: Ranks) -> None:
     for message in ranks.run(on_ranks.loss_by_heads, CASES["indexer"]):

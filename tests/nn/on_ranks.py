@@ -125,7 +125,7 @@ def trained_by_heads(rank: int, world: int, setting: Setting) -> dict[str, Tenso
 
 
 def trained_in_a_mesh(rank: int, world: int, setting: Setting) -> dict[str, Tensor]:
-    """Every weight's gradient: sequences over one dimension of 2 x 2 ranks, heads over the other."""
+    """Every weight's gradient: sequences over one dimension of a mesh, heads over the other."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("context", "heads"))
     layer, context = deepcopy(setting.layer).requires_grad_(), mesh["context"]
     split_heads(layer, mesh["heads"])

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from openmla.nn import Batch, MLAAttention, MLAConfig
+from openmla.nn import Batch, IndexerConfig, MLAAttention, MLAConfig
 from openmla.nn.rope import Rope
 from openmla.planning.form import LayerDims
 
@@ -25,6 +25,43 @@ def layer() -> MLAAttention:
         scale=12**-0.5,
     )
     return MLAAttention(config)
+
+
+def selecting_layer() -> MLAAttention:
+    """One with an indexer, the same everywhere."""
+    torch.manual_seed(4)
+    rope = Rope(width=4, theta=100.0)
+    config = MLAConfig(
+        hidden=32,
+        heads=4,
+        dims=LayerDims(latent=16, nope=8, rope=4, v=8),
+        q_lora=16,
+        rope=rope,
+        scale=12**-0.5,
+        topk=3,
+        indexer=IndexerConfig(hidden=32, q_lora=16, heads=4, topk=3, rope=rope),
+    )
+    return MLAAttention(config)
+
+
+def step_with_loss(module: MLAAttention, seed: int) -> None:
+    """Gradients of a batch's outputs and of its indexer's loss."""
+    batch = Batch.of(LENGTHS)
+    x = torch.randn(sum(LENGTHS), 32, generator=torch.Generator().manual_seed(seed))
+    out, loss = module.forward_and_loss(x, batch.positions, batch, sparse=True)
+    (out.square().sum() + loss.sum()).backward()
+
+
+def sharded_with_loss(rank: int, world: int) -> dict[str, Tensor]:
+    """As sharded_gradients, by a method that FSDP2 has to be told of."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+    module = selecting_layer()
+    fully_shard(module, mesh=init_device_mesh("cpu", (world,)))
+    register_fsdp_forward_method(module, "forward_and_loss")
+    step_with_loss(module, seed=rank)
+    return {name: p.grad.full_tensor() for name, p in module.named_parameters()}
 
 
 def step(module: nn.Module, seed: int) -> None:

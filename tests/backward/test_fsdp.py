@@ -23,15 +23,17 @@ CLOSE, ROUNDED = 1e-5, 3e-2
         (on_ranks.sharded_gradients, ("projections",), CLOSE),
         (on_ranks.sharded_gradients, ("bf16",), ROUNDED),
         (on_ranks.replicated_gradients, (), CLOSE),
+        (on_ranks.sharded_with_loss, (), CLOSE),
     ],
 )
 def test_ranks_have_the_gradients_of_one_process(
     train: Callable[..., Any], how: tuple[str, ...], close: float
 ) -> None:
+    with_loss = train is on_ranks.sharded_with_loss
     expected: dict[str, torch.Tensor] = {}
     for seed in (0, 1):
-        module = on_ranks.layer()
-        on_ranks.step(module, seed)
+        module = on_ranks.selecting_layer() if with_loss else on_ranks.layer()
+        (on_ranks.step_with_loss if with_loss else on_ranks.step)(module, seed)
         for name, p in module.named_parameters():
             expected[name] = expected.get(name, 0) + p.grad / 2
     with Ranks(2) as ranks:

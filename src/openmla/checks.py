@@ -16,10 +16,10 @@ from openmla.cache import (
     NO_TRANSFORMS,
     LatentCache,
     plain_memory,
-    refuse_batched,
     refuse_derivatives,
     refuse_tangent,
     refuse_traced_transforms,
+    refuse_wrapped,
 )
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.operands import AttendOperands, Operands, Results, SparseOperands, extent
@@ -69,7 +69,7 @@ def tensor(
             raise InvalidArgument(name, _spelled(shape, dtypes), describe(value))
     if device is not None and value.device != device:
         raise InvalidArgument(name, f"a tensor on {device}, where q is", describe(value))
-    refuse_batched(name, value)
+    refuse_wrapped(name, value)
     # Operators resolve torch's negative bit in tensors of every other type; FP8 cannot be negated.
     if value.dtype == torch.float8_e4m3fn:
         plain_memory(name, value)

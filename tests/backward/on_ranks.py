@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+import openmla
+from openmla import Unsupported
 from openmla.nn import Batch, IndexerConfig, MLAAttention, MLAConfig
 from openmla.nn.rope import Rope
 from openmla.planning.form import LayerDims
@@ -102,3 +104,41 @@ def replicated_gradients(rank: int, world: int) -> dict[str, Tensor]:
 
     checkpoint(run, x.requires_grad_(), use_reentrant=False).square().sum().backward()
     return {name: p.grad for name, p in module.module.named_parameters()}
+
+
+def attend_heads(q: Tensor, kv: Tensor, k_rope: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """A call of 16 columns of K and V, 8 of rope."""
+    return openmla.mla_prefill(q, kv[..., :16], k_rope, kv[..., 16:], cu_seqlens_q=cu_seqlens)
+
+
+def rows_of_heads() -> tuple[list[Tensor], Tensor]:
+    """q, kv and k_rope of four heads, the same everywhere, and offsets."""
+    g = torch.Generator().manual_seed(1)
+    rows = [torch.randn(*shape, generator=g) for shape in ((8, 4, 24), (8, 4, 32), (8, 8))]
+    return rows, torch.tensor([0, 5, 8], dtype=torch.int32)
+
+
+def mapped_gradients(rank: int, world: int) -> tuple[list[Tensor], str]:
+    """Gradients of DTensors whose heads are split, by local_map; what a call without it says."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+    from torch.distributed.tensor.experimental import local_map
+
+    mesh, (rows, cu) = init_device_mesh("cpu", (world,)), rows_of_heads()
+    heads, whole = [Shard(1)], [Replicate()]
+    attend_sharded = local_map(
+        attend_heads,
+        out_placements=heads,
+        in_placements=(heads, heads, whole, None),
+        in_grad_placements=(heads, heads, [Partial()], None),
+        device_mesh=mesh,
+    )
+    places = heads, heads, whole
+    given = [distribute_tensor(x, mesh, p) for x, p in zip(rows, places, strict=True)]
+    try:
+        attend_heads(*given, cu)
+    except Unsupported as error:
+        said = str(error)
+    given = [x.requires_grad_() for x in given]
+    attend_sharded(*given, cu).to_local().square().sum().backward()
+    return [x.grad.full_tensor() for x in given], said

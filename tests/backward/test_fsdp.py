@@ -42,3 +42,16 @@ def test_ranks_have_the_gradients_of_one_process(
             for name, x in found.items():
                 assert x.dtype == torch.float32, name
                 assert (x - expected[name]).norm() <= close * expected[name].norm(), name
+
+
+@pytest.mark.slow
+def test_heads_of_dtensors_are_mapped() -> None:
+    """As docs/torchtitan-and-megatron.md has it; a DTensor that is handed to a call is refused."""
+    rows, cu = on_ranks.rows_of_heads()
+    whole = [x.requires_grad_() for x in rows]
+    expected = torch.autograd.grad(on_ranks.attend_heads(*whole, cu).square().sum(), whole)
+    with Ranks(2) as ranks:
+        for found, said in ranks.run(on_ranks.mapped_gradients):
+            for got, want in zip(found, expected, strict=True):
+                assert (got - want).abs().max() <= CLOSE * want.abs().max()
+            assert said.startswith("q is a DTensor, and openmla has no sharding rules")

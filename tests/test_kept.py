@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import weakref
 
 import pytest
 import torch
@@ -28,6 +29,21 @@ def test_what_is_made_while_somebody_looks_is_not_kept() -> None:
     assert not isinstance(made, FakeTensor) and ones(2) is made
     with FakeTensorMode():
         assert isinstance(ones(2), FakeTensor)
+
+
+def test_what_a_graph_was_captured_with_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph reads the memory whenever it is replayed, whatever was made since."""
+
+    @kept.kept(most=1)
+    def ones(count: int) -> Tensor:
+        return torch.ones(count)
+
+    before, capturing = weakref.ref(ones(2)), weakref.ref(ones(3))
+    monkeypatch.setattr(kept, "_capturing", lambda: True)
+    assert ones(3) is capturing()
+    monkeypatch.undo()
+    ones(4)
+    assert before() is None and capturing() is not None
 
 
 def test_codes_of_fp4_are_looked_up_in_a_table_that_is_there(

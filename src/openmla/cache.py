@@ -373,6 +373,7 @@ def check_rows(name: str, rows: Tensor, limit: int) -> None:
     if rows.dim() != 1 or rows.dtype not in (torch.int32, torch.int64):
         got = f"{rows.dtype} of shape {tuple(rows.shape)}"
         raise InvalidArgument(name, "int64 [tokens], physical rows", got)
+    refuse_wrapped(name, rows)
     if rows.device.type == "cpu" and rows.numel():
         low, high = int(rows.min()), int(rows.max())
         if low < 0 or high >= limit:
@@ -384,6 +385,7 @@ def check_rows(name: str, rows: Tensor, limit: int) -> None:
 
 def plain_memory(name: str, value: Tensor) -> None:
     """What is written to, or read as bytes, must hold its numbers, not their negatives."""
+    refuse_wrapped(name, value)
     # Dynamo cannot trace the question; while it traces, torch itself refuses to write there.
     if not torch.compiler.is_compiling() and value.is_neg():
         got = "a view with torch's negative bit (is_neg)"
@@ -407,6 +409,23 @@ def refuse_traced_transforms() -> None:
     the call would have gradients of zero. Untraced, tensors do, and are refused or served."""
     if torch._C._functorch.maybe_current_level() is not None:
         raise Unsupported(NO_TRANSFORMS, AUTOGRAD)
+
+
+def refuse_wrapped(name: str, value: Tensor) -> None:
+    """Refuse a tensor that stands for several, of which operators see neither memory nor shape:
+    batched by torch.func.vmap, or one whose parts lie on several ranks."""
+    if torch.compiler.is_compiling():  # `refuse_traced_transforms` says so then
+        return
+    if torch._C._functorch.is_batchedtensor(value):
+        raise Unsupported(
+            f"{name} is batched by torch.func.vmap, and openmla has no batching rules",
+            "one call over all sequences, end to end",
+        )
+    if type(value) is not Tensor and hasattr(value, "device_mesh"):
+        raise Unsupported(
+            f"{name} is a DTensor, and openmla has no sharding rules",
+            "torch.distributed.tensor.experimental.local_map around the call",
+        )
 
 
 def refuse_tangent(name: str, value: Tensor, why: str) -> None:
@@ -450,6 +469,7 @@ def _check_append(
             raise InvalidArgument(name, expected, value.dtype)
         if value.device != cache.device:
             raise InvalidArgument(name, f"a tensor on {cache.device}", f"one on {value.device}")
+        refuse_wrapped(name, value)
         refuse_derivatives(name, value, "a cache does not carry one")
     assert rope is not None
     check_rows("slot_mapping", slot_mapping, cache.rows)

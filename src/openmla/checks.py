@@ -19,6 +19,7 @@ from openmla.cache import (
     refuse_derivatives,
     refuse_tangent,
     refuse_traced_transforms,
+    refuse_wrapped,
 )
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.operands import AttendOperands, Operands, Results, SparseOperands, extent
@@ -72,6 +73,7 @@ def tensor(
             raise InvalidArgument(name, _spelled(shape, dtypes), describe(value))
     if device is not None and value.device != device:
         raise InvalidArgument(name, f"a tensor on {device}, where q is", describe(value))
+    refuse_wrapped(name, value)
     # Operators resolve torch's negative bit in tensors of every other type; FP8 cannot be negated.
     if value.dtype == torch.float8_e4m3fn:
         plain_memory(name, value)
@@ -248,6 +250,19 @@ def plain_for_gradients(out: object, **given: object) -> None:
             raise Unsupported(
                 f"{name} is {what}, and such a call has no backward pass",
                 f"the same call without {name}, or under torch.no_grad()",
+            )
+
+
+def can_be_kept(**tensors: Tensor | None) -> None:
+    """Refuse what autograd does not keep for a backward pass, before there is a forward pass."""
+    if torch.compiler.is_compiling():  # which keeps inference tensors apart itself
+        return
+    for name, value in tensors.items():
+        if value is not None and value.is_inference():
+            raise Unsupported(
+                f"{name} was made under torch.inference_mode(), and a call that needs gradients "
+                "keeps it for its backward pass",
+                f"{name}.clone(), or torch.no_grad() instead of inference_mode() where it is made",
             )
 
 

@@ -1,6 +1,7 @@
 """Small tensors that follow from numbers alone: made once, and kept for every later call.
 
-On a GPU making one means waiting for a copy, which a captured graph may not have.
+On a GPU making one means waiting for a copy, which a captured graph may not have. What a graph was
+captured with stays for good: it is read whenever the graph is replayed.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import torch
 
 Given = TypeVarTuple("Given")
 Made = TypeVar("Made")
+_of_graphs: dict[int, object] = {}
+"""What captured graphs read, by identity."""
 
 
 def kept(most: int) -> Callable[[Callable[[*Given], Made]], Callable[[*Given], Made]]:
@@ -38,8 +41,17 @@ def kept(most: int) -> Callable[[Callable[[*Given], Made]], Callable[[*Given], M
             if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
                 return make(*args)
             with torch.inference_mode(False):
-                return lasting(*args)
+                found = lasting(*args)
+            if _capturing():
+                _of_graphs[id(found)] = found
+            return found
 
         return made
 
     return decorated
+
+
+def _capturing() -> bool:
+    """Whether what is launched now becomes part of a graph."""
+    ready: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return ready and torch.cuda.is_current_stream_capturing()

@@ -401,9 +401,15 @@ def scales_are_words(rows: LatentCache | Tensor) -> bool:
 
 
 def aligned_16(*tensors: Tensor) -> bool:
-    """Whether every pointer and every row stride is a multiple of 16 bytes."""
+    """Whether every pointer and every row stride is a multiple of 16 bytes, and none is 0: bulk
+    copies have no descriptor of a tensor whose rows are one row, as `expand` makes them.
+
+    >>> heads = torch.zeros(4, 2, 8)
+    >>> aligned_16(heads), aligned_16(heads[:, :1].expand(4, 2, 8))
+    (True, False)
+    """
     return all(
         t.data_ptr() % 16 == 0
-        and all(t.stride(i) * t.element_size() % 16 == 0 for i in range(t.dim() - 1))
+        and all(n * t.element_size() % 16 == 0 and n > 0 for n in t.stride()[:-1])
         for t in tensors
     )

@@ -136,7 +136,8 @@ class Problem:
     """Keys that a line of the block table can name; 0 where no table is known. Latent form, and
     spans."""
     aligned_16: bool = True
-    """Every pointer and every stride is a multiple of 16 bytes, as bulk copies demand."""
+    """Every pointer and every stride is a multiple of 16 bytes, no stride is 0: bulk copies demand
+    it."""
 
     def __post_init__(self) -> None:
         _check_choice("form", self.form, FORMS)

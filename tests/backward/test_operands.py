@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from openmla import plan
 from openmla.backward.operands import BackwardOperands
+from openmla.backward.problem import BackwardProblem
 from openmla.operands import DenseOperands, Results, Weights
 
 HEADS, WIDTH = 2, 16
@@ -44,3 +46,27 @@ def test_where_all_rows_see_a_key_nothing_is_copied() -> None:
     bits = torch.ones(4, 1, dtype=torch.int32)
     masked = replace(full, forward=replace(full.forward, key_mask=bits))
     assert masked.seen_d_out() is not full.d_out
+
+
+@pytest.mark.parametrize("name", ["q", "k_nope", "k_rope", "v"])
+def test_rows_that_are_one_row_are_not_copied_in_bulk(name: str) -> None:
+    """A tensor map takes no stride of 0, which tensors have that `expand` made: other kernels read
+    them, forwards and backwards."""
+    cu = torch.tensor([0, 4], dtype=torch.int32)
+    shapes = {"q": (4, 2, 192), "k_nope": (4, 2, 128), "k_rope": (4, 2, 64), "v": (4, 2, 128)}
+    rows = {n: torch.ones(shape, dtype=torch.bfloat16) for n, shape in shapes.items()}
+    out, lse = torch.empty(4, 2, 128, dtype=torch.bfloat16), torch.empty(4, 2)
+
+    def backends() -> list[str]:
+        op = DenseOperands(
+            **rows, cu_seqlens_q=cu, cu_seqlens_k=cu, causal=True, weights=Weights(0.1)
+        )
+        forward = op.problem(Results(out, lse))
+        plans = plan(forward, "h200"), plan(BackwardProblem.of(forward), "h200")
+        return [p.backend for p in plans]
+
+    rows["k_rope"] = rows["k_rope"][:, 0]
+    assert backends() == ["hopper", "hopper"]
+    rows[name] = torch.ones(1, *shapes[name][1:], dtype=torch.bfloat16).expand(shapes[name])
+    rows["k_rope"] = rows["k_rope"] if rows["k_rope"].dim() == 2 else rows["k_rope"][:, 0]
+    assert backends() == ["portable", "portable"]

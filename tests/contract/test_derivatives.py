@@ -20,6 +20,7 @@ import calls
 import openmla
 from indexer import cases
 from openmla import IndexCache, LatentCache, Unsupported
+from openmla.backward.given import with_expanded_gradients
 from openmla.compat.flash_attn import flash_attn_varlen_func
 from openmla.compat.flash_mla import flash_mla_sparse_fwd
 
@@ -236,6 +237,35 @@ def test_transforms_of_torch_func_are_refused(form: str) -> None:
         assert torch.equal(plain(q), summed(q))
 
 
+@every_tensor
+def test_vmap_is_refused(call: str, name: str) -> None:
+    function, valid, _ = CALLS[call]
+    arguments = valid()
+    given = tensor_of(arguments, name)
+
+    def of_one(x: Tensor) -> Any:
+        return function(**with_tensor(arguments, name, x))
+
+    said = name.replace("[", ".").replace("]", ".").partition(".")[0]
+    with pytest.raises(Unsupported, match=f"^({said}|data|scales).* is batched by torch.func.vmap"):
+        torch.func.vmap(of_one)(torch.stack([given, given]))
+
+
+def test_vmap_over_integers_is_refused() -> None:
+    """Lists, lengths, offsets and slots are no numbers that derivatives have, and are batched."""
+    for function, arguments, names in (
+        (openmla.mla_prefill_sparse, calls.sparse(), ("indices",)),
+        (openmla.mla_prefill, calls.dense(), ("cu_seqlens_q",)),
+        (openmla.mla_prefill_latent, calls.latent(), ("block_table", "cache_lengths")),
+        (method(LatentCache.append), append(), ("slot_mapping",)),
+        (method(IndexCache.append), append_keys(), ("slot_mapping",)),
+    ):
+        for name in names:
+            two = torch.stack([arguments[name]] * 2)
+            with pytest.raises(Unsupported, match=f"^{name} is batched by torch.func.vmap"):
+                torch.func.vmap(lambda x, f=function, a=arguments, n=name: f(**{**a, n: x}))(two)
+
+
 @pytest.fixture
 def x() -> Iterator[Tensor]:
     yield torch.arange(24.0).view(2, 3, 4)
@@ -282,3 +312,52 @@ def test_a_compiled_call_is_refused_too(fullgraph: bool, x: Tensor) -> None:
         with pytest.raises((Unsupported, torch._dynamo.exc.Unsupported), match="x may have a tan"):
             compiled(dual)
     assert torch.equal(compiled(x)[1], expected)
+
+
+def _loss() -> Arguments:
+    q, k = calls.numbers(5, 2, 12), calls.numbers(5, 2, 12)
+    offsets = torch.tensor([0, 3, 5], dtype=torch.int32)
+    attention = {"q": q, "k_nope": k, "k_rope": None, "cu_seqlens_q": offsets}
+    index = {"index_q": calls.numbers(5, 3, 8), "index_k": calls.numbers(5, 8)}
+    return {**index, "index_weights": torch.ones(5, 3), "lse": torch.zeros(5, 2), **attention}
+
+
+def _given() -> Arguments:
+    call = {**calls.dense(), "scale": 0.3}
+    out, lse = openmla.mla_prefill(**call, return_lse=True)
+    return {"out": out, "lse": lse, **call}
+
+
+@pytest.mark.parametrize(
+    ("function", "made", "differentiated", "kept"),
+    [
+        (openmla.mla_prefill, calls.dense, "q", ("k_nope", "k_rope", "v", "cu_seqlens_q")),
+        (openmla.mla_prefill_sparse, calls.sparse, "q", ("kv", "indices")),
+        (openmla.indexer_loss, _loss, "index_k", ("index_q", "q", "lse", "cu_seqlens_q")),
+        (with_expanded_gradients, _given, "v", ("q", "k_nope", "cu_seqlens_q")),
+    ],
+)
+def test_what_inference_mode_made_is_refused_before_the_forward_pass(
+    function: Callable[..., Tensor],
+    made: Callable[[], Arguments],
+    differentiated: str,
+    kept: tuple[str, ...],
+) -> None:
+    """torch keeps no such tensor for a backward pass, and says so after the forward pass."""
+    arguments = made()
+    for name in kept:
+        with torch.inference_mode():
+            of_inference = arguments[name].clone()
+        call = {**arguments, name: of_inference}
+        call[differentiated] = call[differentiated].detach().requires_grad_()
+        with pytest.raises(Unsupported, match=f"^{name} was made under torch.inference_mode"):
+            function(**call)
+        with torch.no_grad():
+            function(**call)
+
+
+def test_a_given_output_inside_a_transform_is_refused() -> None:
+    arguments = _given()
+    q = arguments.pop("q")
+    with pytest.raises(Unsupported, match=r"torch\.func\.grad"):
+        torch.func.grad(lambda x: with_expanded_gradients(q=x, **arguments)[0].sum())(q)

@@ -131,6 +131,29 @@ def test_graphs_give_what_plain_calls_give(name: str) -> None:
     assert counters["inductor"]["cudagraph_skips"] == 0
 
 
+def trained(q: Tensor, k: Tensor, rope: Tensor, v: Tensor, cu: Tensor) -> Tensor:
+    """Two dense calls, the second of the first one's output."""
+    first, lse = openmla.mla_prefill(q, k, rope, v, cu_seqlens_q=cu, return_lse=True)
+    second = openmla.mla_prefill(q, k, rope, first, cu_seqlens_q=cu)
+    return second.float().square().sum() + lse.sum()
+
+
+def test_graphs_have_the_gradients_of_plain_calls() -> None:
+    """Forward and backward passes are recorded by themselves."""
+    compiled: Any = torch.compile(trained, mode="reduce-overhead", fullgraph=True)
+    for _ in range(ROUNDS):
+        *rows, cu = prompts()
+        found = []
+        for step in (compiled, trained):
+            torch.compiler.cudagraph_mark_step_begin()
+            given = [x.detach().requires_grad_() for x in rows]
+            found.append([g.clone() for g in torch.autograd.grad(step(*given, cu), given)])
+        for mine, want in zip(*found, strict=True):
+            # Between the calls, inductor's own kernels add in an order of theirs.
+            assert (mine.float() - want.float()).norm() <= 1e-2 * want.float().norm()
+    assert counters["inductor"]["cudagraph_skips"] == 0
+
+
 def test_a_counter_outlives_the_pool_it_was_first_wanted_in() -> None:
     """Neither is it in a pool that its owner gives back, nor does a second stream share it."""
     q, k, rope, v, cu = prompts()

@@ -109,3 +109,47 @@ def trained(rank: int, world: int, setting: Setting) -> dict[str, Tensor]:
     out = layer(x, shard.positions(), None, batch, shard=shard, group=group)
     out.square().sum().backward()
     return {name: p.grad for name, p in layer.named_parameters() if p.grad is not None}
+
+
+def trained_by_heads(rank: int, world: int, setting: Setting) -> dict[str, Tensor]:
+    """Gradients of x and of every weight, where each rank has some heads of all tokens."""
+    layer, x = deepcopy(setting.layer).requires_grad_(), setting.x.clone().requires_grad_()
+    if world > 1:
+        split_heads(layer, init_device_mesh("cpu", (world,)))
+    batch = Batch.of(setting.new)
+    layer(x, batch.positions, batch=batch).square().sum().backward()
+    found: dict[str, Any] = {name: p.grad for name, p in layer.named_parameters()}
+    found = {name: g for name, g in found.items() if g is not None}
+    whole = {n: g.full_tensor() if hasattr(g, "full_tensor") else g for n, g in found.items()}
+    return {**whole, "x": x.grad}
+
+
+def trained_in_a_mesh(rank: int, world: int, setting: Setting) -> dict[str, Tensor]:
+    """Every weight's gradient: sequences over one dimension of a mesh, heads over the other."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("context", "heads"))
+    layer, context = deepcopy(setting.layer).requires_grad_(), mesh["context"]
+    split_heads(layer, mesh["heads"])
+    shard = split(setting.new, 2, context.get_local_rank())
+    x, batch = setting.x[shard.rows()], Batch.of(setting.new)
+    group = context.get_group()
+    out = layer(x, shard.positions(), None, batch, shard=shard, group=group)
+    out.square().sum().backward()
+    found: dict[str, Tensor] = {}
+    for name, p in layer.named_parameters():
+        whole: Any = p.grad
+        whole = whole.full_tensor() if hasattr(whole, "full_tensor") else whole
+        dist.all_reduce(whole, group=group)
+        found[name] = whole
+    return found
+
+
+def loss_by_heads(rank: int, world: int, setting: Setting) -> str:
+    """What the loss of an indexer is told where a rank has some heads."""
+    layer = deepcopy(setting.layer)
+    split_heads(layer, init_device_mesh("cpu", (world,)))
+    batch = Batch.of(setting.new)
+    try:
+        layer.forward_and_loss(setting.x, batch.positions, batch)
+    except openmla.Unsupported as error:
+        return str(error)
+    return ""

@@ -7,6 +7,8 @@ import torch
 
 from openmla.errors import InvalidArgument
 from openmla.nn import Batch
+from openmla.nn.indexer import own_pages
+from openmla.nn.mla import fresh_pages
 
 TABLE = torch.tensor([[5, 2], [7, 0]], dtype=torch.int32)
 
@@ -76,3 +78,33 @@ def test_wrong_lengths_are_named():
         Batch.of([1], block_table=[[0]])  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="block_table: expected the pages"):
         Batch.of([1]).slots(4)
+
+
+def test_a_batch_like_an_earlier_one_makes_nothing_on_the_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A GPU would wait for a copy in every call, and a captured graph may not."""
+
+    def of_fresh_sequences() -> list[torch.Tensor]:
+        cache, batch = own_pages(Batch.of([70, 3]))
+        _, paged = fresh_pages(torch.ones(73, 8), torch.ones(73, 4), Batch.of([70, 3]))
+        rows, cu = batch.key_rows(2, 66, cache.page_size)
+        return [batch.cu_seqlens, batch.cache_lengths, batch.positions, rows, cu, paged.slots(64)]
+
+    with torch.inference_mode():
+        first = of_fresh_sequences()
+    monkeypatch.setattr(torch, "tensor", None)
+    again = of_fresh_sequences()
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not any(x.is_inference() for x in again)
+
+
+def test_a_batch_serves_inside_a_graph_of_torch_compile() -> None:
+    """Its properties are made there, under no lock."""
+
+    def places(batch: Batch) -> torch.Tensor:
+        return batch.positions + batch.cache_lengths[batch.sequences]
+
+    torch._dynamo.reset()
+    compiled = torch.compile(places, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(Batch.of([3, 2], [0, 4])), places(Batch.of([3, 2], [0, 4])))

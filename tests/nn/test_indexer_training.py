@@ -8,7 +8,7 @@ from torch import Tensor
 
 from formula import same_bits
 from nn.test_indexer import TOPK, both, hidden
-from openmla import Unsupported
+from openmla import InvalidArgument, Unsupported
 from openmla.nn import Batch, MLAAttention
 
 BATCH = Batch.of([40, 25])
@@ -99,6 +99,19 @@ def test_lists_of_the_caller_train_as_well() -> None:
     own = layer(x, BATCH.positions, batch=BATCH)
     given = layer(x, BATCH.positions, batch=BATCH, indices=lists)
     assert same_bits(own.detach(), given.detach()) and given.requires_grad
+
+
+def test_a_key_that_lists_name_twice_is_refused() -> None:
+    """Gathered it would count twice, by bits once: a layer would serve what it did not train."""
+    layer, x = layer_of(), hidden(65)
+    lists = torch.full((65, 5), -1)
+    lists[:, 0] = 0
+    assert layer(x, BATCH.positions, batch=BATCH, indices=lists).requires_grad
+    lists[7, 3] = 0
+    said = "every key at most once in a line, got key 0 twice in line 7"
+    for gradients in (True, False):
+        with torch.set_grad_enabled(gradients), pytest.raises(InvalidArgument, match=said):
+            layer(x, BATCH.positions, batch=BATCH, indices=lists)
 
 
 def test_bits_of_lists() -> None:

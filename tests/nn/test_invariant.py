@@ -256,6 +256,22 @@ def test_gradients_do_not_depend_on_how_out_lies() -> None:
     assert kept.is_contiguous() and torch.equal(kept, out)
 
 
+def test_weights_in_float32_train_under_autocast() -> None:
+    """As mixed precision keeps them: projections are in bf16, and so are the rows."""
+    layer, batch = layer_of(dtype=torch.float32), Batch.of([30, 9])
+    x = torch.randn(39, 48, requires_grad=True)
+    cache = LatentCache.allocate(num_pages=5, page_size=16, latent=32, rope=8)
+    paged = Batch.of(batch.new, block_table=torch.tensor([[0, 1], [2, 3]]).int())
+    with torch.autocast("cpu", torch.bfloat16):
+        out = layer(x, batch.positions, batch=batch)
+        with torch.no_grad():
+            served = layer(x, batch.positions, cache, paged)
+    assert out.dtype == torch.bfloat16 and torch.equal(out, served)
+    out.float().square().sum().backward()
+    assert x.grad is not None and bool(x.grad.any())
+    assert all(p.grad is not None and bool(p.grad.any()) for p in layer.parameters())
+
+
 def test_torchs_default_device_changes_nothing() -> None:
     """A model loader that makes no weights has "meta" as default device."""
     stretched = Rope(width=8, theta=10000.0, yarn=Yarn(factor=4.0, trained=128))

@@ -120,3 +120,32 @@ def test_parts_of_gradients_add_up_to_those_of_one_process(ranks: Ranks) -> None
     for name, want in expected.items():
         got = sum(part[name] for part in found)
         assert (got - want).abs().max() <= 1e-5 * want.abs().max(), name
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+@pytest.mark.parametrize("name", ["expanded", "gate"])
+def test_heads_over_ranks_train_as_those_of_one_process(ranks: Ranks, name: str) -> None:
+    """The rope columns of a row are shared by heads of all ranks: their gradient is a sum."""
+    given = CASES[name]
+    expected = on_ranks.trained_by_heads(0, 1, given)
+    for found in ranks.run(on_ranks.trained_by_heads, given):
+        assert found.keys() == expected.keys()
+        for weight, want in expected.items():
+            assert (found[weight] - want).abs().max() <= 1e-5 * want.abs().max(), weight
+
+
+@pytest.mark.parametrize("ranks", [4], indirect=True)
+def test_sequences_and_heads_over_ranks_train_as_one_process(ranks: Ranks) -> None:
+    given = CASES["expanded"]
+    expected = on_ranks.trained_by_heads(0, 1, given)
+    for found in ranks.run(on_ranks.trained_in_a_mesh, given):
+        assert found.keys() | {"x"} == expected.keys()
+        for weight, got in found.items():
+            want = expected[weight]
+            assert (got - want).abs().max() <= 1e-5 * want.abs().max(), weight
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_an_indexers_loss_over_some_heads_is_refused(ranks: Ranks) -> None:
+    for message in ranks.run(on_ranks.loss_by_heads, CASES["indexer"]):
+        assert message.startswith("the loss of an indexer, where heads are split over ranks")

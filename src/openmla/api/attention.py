@@ -186,6 +186,8 @@ def mla_prefill(
     if checks.needs_gradients(q, k_nope, rope, v, sink):
         given = {"k_rope": cache, "k_start": k_start, "q_scale": q_scale, "k_scale": k_scale}
         checks.plain_for_gradients(out=out, **given)
+        checks.can_be_kept(q=q, k_nope=k_nope, k_rope=rope, v=v, sink=sink, key_mask=key_mask)
+        checks.can_be_kept(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
         wants_lse = checks.flag("return_lse", return_lse)
         out, lse = torch.ops.openmla.dense_train(
             *(q, k_nope, rope, v, cu_q, cu_k, sink, key_mask),
@@ -509,6 +511,7 @@ def mla_prefill_sparse(
                 "max_logits of a call that needs gradients: they have none",
                 nearest="the same call without return_max_logits, or under torch.no_grad()",
             )
+        checks.can_be_kept(q=q, kv=plain, indices=indices, topk_lengths=lengths, sink=weights[0])
         wants_lse = checks.flag("return_lse", return_lse)
         out, lse = torch.ops.openmla.sparse_train(
             *(q, plain, indices, lengths, weights[0], factor, width),

@@ -66,6 +66,10 @@ def with_expanded_gradients(
     checks.tensor("lse", lse, q.shape[:2], (torch.float32,), q.device)
     checks.no_gradients(out=out, lse=lse)
     checks.no_tangents(q=q, k_nope=k_nope, k_rope=rope, v=v, sink=sink)
+    if checks.needs_gradients(q, k_nope, rope, v, sink):
+        checks.no_transforms()
+        checks.can_be_kept(q=q, k_nope=k_nope, k_rope=rope, v=v, sink=sink)
+        checks.can_be_kept(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
     found: tuple[Tensor, Tensor] = torch.ops.openmla.dense_given(
         *(out, lse, q, k_nope, rope, v, cu_q, cu_k, sink, None),
         *(factor, causal, 0, checks.backend(backend, BACKENDS), True),

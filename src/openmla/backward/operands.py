@@ -118,5 +118,4 @@ class Gradients:
 
 def copyable(x: Tensor) -> Tensor:
     """A tensor that copies of 16 bytes can read: its own, unless strides or its address forbid."""
-    usual = aligned_16(x) and all(x.stride())
-    return x if usual else x.contiguous() if not x.is_contiguous() else x.clone()
+    return x if aligned_16(x) else x.contiguous() if not x.is_contiguous() else x.clone()

@@ -32,6 +32,7 @@ from openmla.distributed.gradients import give_back
 from openmla.distributed.indexes import (
     Arrival,
     arrival,
+    fresh_table,
     key_places,
     key_rows,
     new_tokens,
@@ -437,20 +438,15 @@ def _stored(rows: Tensor, cache: LatentCache) -> Tensor:
 
 def _cache_for(shard: ContextShard, latent: Tensor, width: int) -> tuple[LatentCache, Tensor]:
     """bf16 pages for every new token, and their block table."""
-    pages = [-(-length // PAGE_ROWS) for length in shard.lengths]
-    table = torch.zeros(len(pages), max(pages, default=0), dtype=torch.int32, device="cpu")
-    first = 0
-    for row, count in zip(table, pages, strict=True):
-        row[:count] = torch.arange(first, first + count, device="cpu")
-        first += count
+    pages = tuple(-(-length // PAGE_ROWS) for length in shard.lengths)
     cache = LatentCache.allocate(
-        num_pages=first,
+        num_pages=sum(pages),
         page_size=PAGE_ROWS,
         latent=latent.shape[1],
         rope=width - latent.shape[1],
         device=latent.device,
     )
-    return cache, table.to(latent.device)
+    return cache, fresh_table(pages, latent.device)
 
 
 def _bytes(rows: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ All are small beside the rows they index, and made on the CPU; a GPU gets its co
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -132,6 +133,22 @@ def new_tokens(shard: ContextShard, device: torch.device) -> tuple[Tensor, Tenso
     sizes = torch.tensor(shard.lengths, dtype=torch.int64, device="cpu")
     sequences = torch.repeat_interleave(numbers, sizes)
     return sequences.to(device), ranges(shard.cached, shard.lengths).to(device)
+
+
+@kept(MOST_KEPT)
+def fresh_table(pages: tuple[int, ...], device: torch.device) -> Tensor:
+    """int32 [sequences, most pages]: so many pages for each sequence, one after another.
+
+    >>> fresh_table((1, 2), torch.device("cpu")).tolist()
+    [[0, 0], [1, 2]]
+    """
+    ends, most = accumulate(pages), max(pages, default=0)
+    lines = [
+        [*range(end - count, end), *[0] * (most - count)]
+        for end, count in zip(ends, pages, strict=True)
+    ]
+    table = torch.tensor(lines, dtype=torch.int32, device="cpu")
+    return table.view(len(pages), most).to(device)
 
 
 def slots_of(table: Tensor, page_size: int, sequences: Tensor, positions: Tensor) -> Tensor:

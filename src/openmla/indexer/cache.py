@@ -36,6 +36,7 @@ from openmla.cache import (
     check_rows,
     plain_memory,
     refuse_derivatives,
+    refuse_wrapped,
     require_operators,
 )
 from openmla.errors import InvalidArgument
@@ -291,8 +292,10 @@ def _check_append(cache: IndexCache, k: Tensor, slot_mapping: Tensor) -> None:
         raise InvalidArgument("k", expected, k.dtype)
     if k.device != cache.device:
         raise InvalidArgument("k", f"a tensor on {cache.device}", f"one on {k.device}")
+    refuse_wrapped("k", k)
     refuse_derivatives("k", k, "a cache does not carry one")
     if isinstance(slot_mapping, Tensor) and slot_mapping.dim() == 1:
+        refuse_wrapped("slot_mapping", slot_mapping)
         host = slot_mapping.device.type == "cpu"
         # Negative slots are padding: only those past the pool are wrong.
         check_rows("slot_mapping", slot_mapping.clamp_min(0) if host else slot_mapping, cache.rows)

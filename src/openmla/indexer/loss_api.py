@@ -96,13 +96,18 @@ def indexer_loss(
     for name, rows in (("index_q", index_q), ("index_k", index_k)):
         checks.last_dim_contiguous(name, rows)
     checks.no_tangents(index_q=index_q, index_k=index_k, index_weights=index_weights)
-    if checks.needs_gradients(index_q, index_k, index_weights):
-        checks.no_transforms()
+    wanted = checks.needs_gradients(index_q, index_k, index_weights)
     factor = checks.scale(scale)
     sink = checks.sink(sink, q.shape[1], q.device)
+    mask = checks.key_mask(key_mask, total_q, q.device)
+    if wanted:
+        checks.no_transforms()
+        checks.can_be_kept(index_q=index_q, index_k=index_k, index_weights=index_weights)
+        checks.can_be_kept(q=q, k_nope=k_nope, k_rope=rope, lse=lse, sink=sink, key_mask=mask)
+        checks.can_be_kept(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
     loss: Tensor = torch.ops.openmla.index_loss(
         *(index_q, index_k, index_weights, q, k_nope, rope, lse, cu_q, cu_k, sink),
-        checks.key_mask(key_mask, total_q, q.device),
+        mask,
         q.shape[2] ** -0.5 if factor is None else factor,
         checks.flag("causal", causal),
         checks.backend(backend, BACKENDS),

@@ -10,21 +10,53 @@ One batch serves every layer of a forward pass.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate
+from typing import Any, overload
 
 import torch
 from torch import Tensor
 
 from openmla import checks
 from openmla.errors import InvalidArgument
+from openmla.kept import kept
+
+MOST_KEPT = 64
+"""Tensors of lengths: a few of every batch in flight."""
+
+
+class _MadeOnce:
+    """A property whose value a batch keeps: functools.cached_property without its lock, which
+    torch.compile does not enter (Python 3.11 has one)."""
+
+    def __init__(self, make: Callable[[Batch], Tensor]) -> None:
+        self.make, self.name, self.__doc__ = make, make.__name__, make.__doc__
+
+    @overload
+    def __get__(self, batch: None, owner: Any) -> _MadeOnce: ...
+    @overload
+    def __get__(self, batch: Batch, owner: Any) -> Tensor: ...
+    def __get__(self, batch: Batch | None, owner: Any) -> _MadeOnce | Tensor:
+        if batch is None:
+            return self
+        made = batch.__dict__[self.name] = self.make(batch)
+        return made
+
+
+@kept(MOST_KEPT)
+def integers(values: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[n] of a device: one tensor for all who ask for these numbers, who only read it."""
+    return torch.tensor(values, dtype=dtype, device=device)
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Sequences with new tokens, some of them after a context that the cache holds."""
+    """Sequences with new tokens, some of them after a context that the cache holds.
+
+    Batches of equal lengths share tensors: nobody may write to them. So a batch like an earlier one
+    is made without a copy from the host, also while a graph is captured.
+    """
 
     new: tuple[int, ...]
     """New tokens of each sequence."""
@@ -65,7 +97,8 @@ class Batch:
             shape = (len(new), "max_pages")
             checks.tensor("block_table", block_table, shape, (torch.int32, torch.int64))
             device = block_table.device
-        return Batch(tuple(new), before, _cumulative(new, device), block_table)
+        here = torch.empty(0, device=device).device  # with its number, where a name has none
+        return Batch(tuple(new), before, _cumulative(new, here), block_table)
 
     @property
     def tokens(self) -> int:
@@ -77,17 +110,17 @@ class Batch:
         """Keys of each sequence, new ones included."""
         return tuple(n + c for n, c in zip(self.new, self.context, strict=True))
 
-    @cached_property
+    @_MadeOnce
     def cache_lengths(self) -> Tensor:
         """`keys` as int32 [sequences]."""
-        return torch.tensor(self.keys, dtype=torch.int32, device=self.cu_seqlens.device)
+        return integers(self.keys, torch.int32, self.cu_seqlens.device)
 
-    @cached_property
+    @_MadeOnce
     def positions(self) -> Tensor:
         """int64 [tokens]: each new token's place in its sequence."""
         return self.span(self.context, self.keys)[1]
 
-    @cached_property
+    @_MadeOnce
     def sequences(self) -> Tensor:
         """int64 [tokens]: the sequence each new token belongs to."""
         return self.span(self.context, self.keys)[0]
@@ -163,6 +196,8 @@ class Batch:
     def selected_bits(self, indices: Tensor) -> Tensor:
         """int32 [tokens, words], as mla_prefill's key_mask: the same keys as bits of 32 to a word.
 
+        A bit cannot say how often a key is named.
+
         Args:
             indices: int [tokens, topk], places in the query's own sequence; one outside of it
                 counts not.
@@ -186,14 +221,13 @@ class Batch:
             last: ints, the place after the last.
         """
         device = self.cu_seqlens.device
-        lengths = [b - a for a, b in zip(first, last, strict=True)]
+        lengths = tuple(b - a for a, b in zip(first, last, strict=True))
         total = sum(lengths)
-        sequence = torch.repeat_interleave(
-            torch.tensor(lengths, dtype=torch.int64, device=device), output_size=total
-        )
+        counts = integers(lengths, torch.int64, device)
+        sequence = torch.repeat_interleave(counts, output_size=total)
         ends = accumulate(lengths)
-        starts = [b - end for b, end in zip(last, ends, strict=True)]
-        offset = torch.tensor(starts, dtype=torch.int64, device=device)
+        starts = tuple(b - end for b, end in zip(last, ends, strict=True))
+        offset = integers(starts, torch.int64, device)
         return sequence, torch.arange(total, device=device) + offset[sequence]
 
     def _physical(self, sequence: Tensor, place: Tensor, page_size: int) -> Tensor:
@@ -222,6 +256,5 @@ def require_pages(name: str, table: Tensor, page_size: int, lengths: Sequence[in
         raise InvalidArgument(name, expected, f"{table.shape[1]} pages")
 
 
-def _cumulative(lengths: Sequence[int], device: torch.device | str) -> Tensor:
-    ends = [0, *accumulate(lengths)]
-    return torch.tensor(ends, dtype=torch.int32, device=device)
+def _cumulative(lengths: Sequence[int], device: torch.device) -> Tensor:
+    return integers((0, *accumulate(lengths)), torch.int32, device)

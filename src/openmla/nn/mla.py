@@ -19,7 +19,6 @@ masked is expanded with bits that hide the others. The layer chooses by lengths 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -32,6 +31,7 @@ from openmla.cache import LatentCache
 from openmla.dispatch import device_target
 from openmla.distributed import ContextShard
 from openmla.distributed.agreement import Group
+from openmla.distributed.indexes import fresh_table
 from openmla.errors import InvalidArgument, Unsupported
 from openmla.indexer.cache import IndexCache
 from openmla.nn import ranks
@@ -142,8 +142,9 @@ class MLAAttention(nn.Module):
             batch: the sequences, and where their keys lie in the cache; None: x is one fresh
                 sequence, with a shard those of the shard.
             indices: int [tokens, topk], places in the query's own sequence, -1 for none, of keys
-                that were selected elsewhere, none of them twice; keys after the query are not
-                seen. None: the layer's own indexer selects.
+                that were selected elsewhere; keys after the query are not seen. None of them twice:
+                gathered, a key would count as often, and masked, as in training, once. On the CPU
+                that raises; a GPU would have to wait to look. None: the layer's indexer selects.
             index_cache: the IndexCache of the layer's indexer, or the PoolCache of one that scores
                 pools; its pages have the numbers of the cache's.
             shard: which tokens this rank has, as openmla.distributed.split made it: see
@@ -231,6 +232,10 @@ class MLAAttention(nn.Module):
         check(x, positions, None, batch, batch.tokens)
         compressed = self.compress_queries(x)
         q, latent, rope = self.project(x, positions, compressed)
+        if q.shape[1] != self.config.heads:
+            raise Unsupported(
+                "the loss of an indexer, where heads are split over ranks: it follows all of them"
+            )
         mask = None
         if sparse:
             _, mask = self.indexer(x, compressed, positions, batch, return_mask=True)
@@ -425,9 +430,11 @@ class MLAAttention(nn.Module):
             index_cache: what `forward` was given.
 
         Raises:
-            InvalidArgument: there is neither an indexer nor indices, or keys of the context are
-                nowhere.
+            InvalidArgument: there is neither an indexer nor indices, indices on the CPU name a key
+                twice, or keys of the context are nowhere.
         """
+        if indices is not None and indices.device.type == "cpu":
+            _named_once(indices)
         if indices is None and self.indexer is None:
             expected = f"[{batch.tokens}, topk]: a sequence has more than {self.config.topk} keys"
             raise InvalidArgument("indices", expected, None)
@@ -453,10 +460,10 @@ class MLAAttention(nn.Module):
         if cache is not None:
             cache.append(latent, rope, batch.slots(cache.page_size))
             return self.output(self.attend_invariantly(q, cache, batch)[0], x)
-        if x.dtype != torch.bfloat16:
+        if q.dtype != torch.bfloat16:
             raise Unsupported(
-                f"invariant, without a cache, in {x.dtype}: rows are kept in bfloat16",
-                nearest="a layer and hidden states in bfloat16",
+                f"invariant, without a cache, in {q.dtype}: rows are kept in bfloat16",
+                nearest="a layer and hidden states in bfloat16, or torch.autocast to it",
             )
         with torch.no_grad():
             cache, paged = fresh_pages(latent, rope, batch)
@@ -557,17 +564,25 @@ def _by_head(x: Tensor, width: int) -> Tensor:
     return x.view(len(x), x.shape[1] // width, width)
 
 
+def _named_once(indices: Tensor) -> None:
+    """CPU only: no line names a key twice."""
+    if torch.compiler.is_compiling():
+        return
+    ordered = indices.sort(dim=-1).values
+    again = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
+    if bool(again.any()):
+        line, place = again.nonzero()[0].tolist()
+        got = f"key {int(ordered[line, place])} twice in line {line}"
+        raise InvalidArgument("indices", "every key at most once in a line", got)
+
+
 def fresh_pages(latent: Tensor, rope: Tensor, batch: Batch) -> tuple[LatentCache, Batch]:
     """The rows of fresh sequences in pages of their own, and the batch with its block table."""
-    pages = [-(-n // FRESH_PAGE) for n in batch.new]
-    first = [0, *accumulate(pages)][:-1]
-    longest = max(pages, default=0)
-    begin = torch.tensor(first, dtype=torch.int32, device="cpu")
-    table = begin[:, None] + torch.arange(longest, dtype=torch.int32, device="cpu")
+    pages = tuple(-(-n // FRESH_PAGE) for n in batch.new)
     size = {"num_pages": max(sum(pages), 1), "page_size": FRESH_PAGE, "format": "bf16"}
     widths = {"latent": latent.shape[1], "rope": rope.shape[1]}
     cache = LatentCache.allocate(**size, **widths, device=latent.device)  # type: ignore[arg-type]
-    paged = Batch.of(batch.new, block_table=table.to(latent.device))
+    paged = Batch.of(batch.new, block_table=fresh_table(pages, latent.device))
     cache.append(latent, rope, paged.slots(FRESH_PAGE))
     return cache, paged
 

@@ -28,7 +28,7 @@ from openmla.distributed import (
 from openmla.distributed.agreement import Facts, Group, check_together
 from openmla.errors import InvalidArgument
 from openmla.indexer.cache import IndexCache
-from openmla.nn.batch import Batch
+from openmla.nn.batch import Batch, integers
 from openmla.nn.indexer import Indexer, own_pages
 
 if TYPE_CHECKING:
@@ -141,6 +141,9 @@ def check_shard(x: Tensor, cache: LatentCache | None, batch: Batch, shard: Conte
 def split_heads(layer: MLAAttention, mesh: DeviceMesh) -> None:
     """Keep this rank's heads alone, of a mesh of one dimension; outputs are summed over it.
 
+    In training so are gradients of what all heads share: weights that are not split have the same
+    gradients on every rank, those of one process.
+
     Args:
         layer: the layer, with all its weights; its parameters are replaced.
         mesh: a DeviceMesh of one dimension, whose size divides the heads.
@@ -161,14 +164,33 @@ def split_heads(layer: MLAAttention, mesh: DeviceMesh) -> None:
     if layer.config.gate:
         by_head["g_proj"] = ColwiseParallel()
     parallelize_module(layer, mesh, {**by_head, "o_proj": RowwiseParallel()})
+    if layer.config.dims.rope:
+        layer.kv_a_proj_with_mqa.register_forward_hook(_Shared(layer.config.dims.rope, mesh))
+
+
+class _Shared:
+    """A hook behind the projection to rows. Heads of every rank give a part of the gradient of the
+    rope columns, which is summed over the ranks; that of the latent was summed by kv_b_proj."""
+
+    def __init__(self, rope: int, mesh: DeviceMesh) -> None:
+        self.rope, self.mesh = rope, mesh
+
+    def __call__(self, module: object, given: object, rows: Tensor) -> Tensor:
+        if not (torch.is_grad_enabled() and rows.requires_grad):
+            return rows
+        from torch.distributed.tensor import DTensor, Partial, Replicate
+
+        latent, rope = rows.tensor_split([rows.shape[-1] - self.rope], -1)
+        everywhere = DTensor.from_local(rope, self.mesh, [Replicate()], run_check=False)
+        return torch.cat([latent, everywhere.to_local(grad_placements=[Partial()])], -1)
 
 
 def _parts(batch: Batch, shard: ContextShard) -> Batch:
     """The parts of a shard as a batch, over the pages of their sequences."""
     table = batch.block_table
     if table is not None:
-        sequences = [part.sequence for part in shard.parts]
-        table = table[torch.tensor(sequences, dtype=torch.int64, device=table.device)]
+        sequences = tuple(part.sequence for part in shard.parts)
+        table = table[integers(sequences, torch.int64, table.device)]
     new = [part.tokens for part in shard.parts]
     before = [part.keys - part.tokens for part in shard.parts]
     return Batch.of(new, before, table, batch.cu_seqlens.device)
@@ -179,7 +201,7 @@ def _rows_of(indices: Tensor, batch: Batch, shard: ContextShard, page_size: int 
     parts = _parts(batch, shard)
     if page_size is not None:
         return parts.selected_rows(indices, page_size)
-    firsts = [shard.offsets[part.sequence] for part in shard.parts]
-    first = torch.tensor(firsts, dtype=torch.int32, device=indices.device)[parts.sequences, None]
+    firsts = tuple(shard.offsets[part.sequence] for part in shard.parts)
+    first = integers(firsts, torch.int32, indices.device)[parts.sequences, None]
     inside = (indices >= 0) & (indices <= parts.positions[:, None])
     return torch.where(inside, indices + first, -1).to(torch.int32)

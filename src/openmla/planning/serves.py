@@ -88,7 +88,8 @@ SECOND: Mapping[str, OneOf | Range] = {
 }
 """A second source of any lengths; which rows it may have is the kernel's to say."""
 ALIGNED = OneOf(
-    True, why="a pointer or stride is no multiple of 16 bytes, as asynchronous copies demand"
+    True,
+    why="a pointer or stride is no multiple of 16 bytes above 0, as asynchronous copies demand",
 )
 MOST_PAGE_ROWS = 1024
 FP8_KEYS = OneOf("e4m3")

@@ -120,6 +120,37 @@ def test_gradient_checkpointing_changes_no_bit(kind: str) -> None:
         assert same_bits(again[name], want) and same_bits(recomputed[name], want), name
 
 
+@pytest.mark.parametrize("kind", ["deepseek_v3", "deepseek_v32", "hy_v4"])
+@pytest.mark.parametrize("how", ["positions", "mask"])
+def test_sequences_packed_into_one_row(kind: str, how: str) -> None:
+    """Transformers makes a 4-D mask of positions that begin again; others make their own."""
+    ids, lengths = prompt(1, 40), torch.tensor([23, 17])
+    positions = torch.cat([torch.arange(n) for n in lengths])[None]
+    owner = torch.repeat_interleave(torch.arange(2), lengths)
+    mask = (owner[:, None] == owner) & (positions[0] <= positions[0, :, None])
+
+    def step(model: PreTrainedModel) -> dict[str, Tensor]:
+        given = {"attention_mask": mask[None, None]} if how == "mask" else {}
+        model.zero_grad()
+        model(ids, labels=ids, position_ids=positions, use_cache=False, **given).loss.backward()
+        return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+    model = fresh(kind)
+    if how == "mask":  # eager attention adds masks
+        expected = sum_of(model, ids, [23, 17])
+    else:
+        expected = step(model)
+    assert_close(step(optimize(model)), expected)
+
+
+def sum_of(model: PreTrainedModel, ids: Tensor, lengths: list[int]) -> dict[str, Tensor]:
+    """Gradients of one loss over sequences that are computed one by one."""
+    model.zero_grad()
+    parts = torch.cat([model(part, use_cache=False).logits[0] for part in ids.split(lengths, 1)])
+    torch.nn.functional.cross_entropy(parts[:-1], ids[0, 1:]).backward()
+    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
 class Adapted(nn.Module):
     """A projection that is frozen, and a low-rank one beside it."""
 

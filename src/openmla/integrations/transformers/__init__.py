@@ -12,8 +12,8 @@
 Every model whose attention has an `expand_kv` method is served: DeepSeek-V2, V3 and V3.2, Kimi,
 GLM-5, and their relatives; they train as well, with adapters around projections or without. So is
 DeepSeek-V4, without gradients, from its window and compressed rows: see compressed.py. What
-openmla cannot do (dropout, 4-D masks that are more than causal) goes to torch's SDPA with one
-warning; what SDPA cannot do either raises.
+openmla cannot do (dropout, in inference 4-D masks that are more than causal) goes to torch's SDPA
+with one warning; what SDPA cannot do either raises.
 """
 
 from openmla.errors import MissingExtra

@@ -131,10 +131,18 @@ def why_sdpa(call: Call, dropout: float) -> str:
     if call.options.keys() - {"is_causal"}:
         return f"the keyword {min(call.options.keys() - {'is_causal'})}"
     if call.indices is None:
-        return "" if call.mask is None or call.mask.dim() == 2 else "a 4-D mask"
+        return "" if call.mask is None or call.mask.dim() == 2 or are_bits(call) else "a 4-D mask"
     if not call.form:
         return "selected keys (DSA) without openmla.integrations.transformers.optimize(model)"
     return "" if call.mask is None or call.mask.dtype == torch.bool else "a mask of numbers"
+
+
+def are_bits(call: Call) -> bool:
+    """Whether a 4-D mask says of every query and key whether it is seen, of all heads alike, in a
+    call with gradients: the masked form has them."""
+    mask, shape = call.mask, (1, call.query.shape[2], call.key.shape[2])
+    said = mask is not None and mask.dtype == torch.bool and tuple(mask.shape[1:]) == shape
+    return said and bool(call.form) and is_differentiated(call)
 
 
 def is_differentiated(call: Call) -> bool:
@@ -178,14 +186,17 @@ class _NoGradients(Exception):
 
 
 def _differentiable(call: Call, **options: Any) -> Tensor:
-    """The expanded form, which has gradients; bits hide keys that were not selected."""
+    """The expanded form, which has gradients; bits hide keys that were not selected, and those that
+    a 4-D mask hides: other sequences packed into the same row, say."""
+    seen = call.mask
     try:
-        if call.indices is None:
+        if call.indices is None and (seen is None or seen.dim() == 2):
             return _openmla(call._replace(form=call.form and "expanded"), **options)
         rows, keys = (call.key, call.value), call.key.shape[2]
-        seen = selected(call.indices, keys)
-        if call.mask is not None:
-            seen = seen & call.mask
+        if call.indices is not None:
+            chosen = selected(call.indices, keys)
+            seen = chosen if seen is None else chosen & seen
+        assert seen is not None
         return forms.masked(call.query, forms.Heads.of(call.module), rows, seen, **options)
     except Unsupported as error:
         raise _NoGradients(f"gradients here ({error.reason})") from error

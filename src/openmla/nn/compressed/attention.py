@@ -107,6 +107,10 @@ class SelectingCompressor(Compressor):
 class CompressedAttention(RowAttention):
     """One attention layer over ragged batches and paged caches, without gradients.
 
+    A prompt in chunks has the outputs that it has whole, but for torch's own products: their last
+    bits depend on how many tokens there are, and a cached element may then be rounded to the
+    neighbor of what it is otherwise.
+
     Args:
         config: sizes, rotary embedding and ratio of the layer; weights are untrained.
     """

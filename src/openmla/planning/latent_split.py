@@ -43,13 +43,13 @@ tokens at a time, which changes no bit either. Predicted for 128 rows of 512 col
 a range of 2048 keys is 16 steps, some 60 us of an SM, and 263 KB written and read again, 6 to 13 %
 of a prompt's time; one request of 32768 keys has 16 ranges.
 
-Whoever knows that requests will be few can do better than both rules, with a length of his own for
-the ranges of an invariant call (`range_keys`). It has to be the caller's: how many requests a call
-has may not decide here. `suggested_range_keys` is a rule of thumb. For each of its rows a range
-writes as many bytes as 1.8 keys have, however short it is: with ranges of 512 keys a prompt has 4
-times the overhead above. The workspace of a launch is as large as before, so that it takes fewer
-tokens, by the width of the block table; where not even one token's ranges fit, lengths below
-FIXED_RANGE are refused (RANGES_FIT).
+A server that knows its requests to be few does better than both rules by naming the length of the
+ranges itself (`range_keys`). The number of requests of a call may not decide about it here, but the
+caller may. `suggested_range_keys` is a rule of thumb. A range writes as many bytes for each of its
+rows as 1.8 keys have, however short it is: with ranges of 512 keys a prompt has 4 times the
+overhead above. A launch has the same workspace as before and so takes fewer tokens, by the width of
+the block table; where the ranges of not even one token fit, lengths below FIXED_RANGE are refused
+(RANGES_FIT).
 """
 
 from __future__ import annotations

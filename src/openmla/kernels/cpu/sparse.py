@@ -62,8 +62,7 @@ def sparse(config: CpuConfig, op: Sparse, results: Results) -> None:
         _few(config, op, results, flops)
         return
     sources = tuple(read_once(source) for source in op.sources)
-    turn = op.turn_back if isinstance(op, AttendOperands) else None
-    op = AttendOperands(op.q, sources, op.d_v, op.weights, turn)
+    op = AttendOperands(op.q, sources, op.d_v, op.weights, op.turn_back)
     spans = [isinstance(source, Span) for source in op.sources]
     together = config.tokens_together(heads, keys, total, shared=all(spans))
     tokens = config.tokens_together(heads, keys, total, shared=True) if any(spans) else together
@@ -147,7 +146,7 @@ def _store(
 
 def turned_back(op: Sparse, tokens: slice, rows: Finished) -> Finished:
     """Rows of tokens with their last columns turned back, if the call asks for it."""
-    turn = op.turn_back if isinstance(op, AttendOperands) else None
+    turn = op.turn_back
     if turn is None:
         return rows
     cos, sin = (x.unsqueeze(1) for x in turn.cos_sin(tokens))

@@ -36,7 +36,7 @@ from openmla.kernels.gluon.dequantize.launch import (
 )
 from openmla.kernels.gluon.dequantize.records import RowColumns, Stored
 from openmla.kernels.gluon.descriptors import SWIZZLE_BYTES, tile_layout
-from openmla.kernels.gluon.places import NO_SPANS, entries_of, places_of
+from openmla.kernels.gluon.places import NO_SPANS, places_of
 from openmla.kernels.gluon.ranges.launch import (
     NO_PARTS,
     group_of,
@@ -105,10 +105,10 @@ SOURCES: Sources = {
 
 
 def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
-    """What a launch runs, in order; nothing where nobody sees a key, and results are cleared."""
+    """What a launch runs, in order; without keys nothing, and results are cleared."""
     if not results.out.numel():
         return
-    if not has_keys(op):
+    if not op.has_keys:
         results.clear()
         return
     config: HopperLatentConfig = plan.config
@@ -146,13 +146,6 @@ class Way(NamedTuple):
     operands: Operands
     gate: dict[str, Any]
     """Arguments by which one of two launches exits early."""
-
-
-def has_keys(op: Operands) -> bool:
-    """Whether anybody could see a key."""
-    if isinstance(op, LatentOperands):
-        return bool(op.cache.rows and op.block_table.numel())
-    return any(source.count and entries_of(source).numel() for source in op.sources)
 
 
 NO_GATE: dict[str, Any] = {"total_ptr": None, "capacity": 0, "FITS": True, "AFTER": False}
@@ -226,7 +219,7 @@ def _arguments(plan: Plan, rows: RowsLaunch, op: Operands, results: Results) -> 
         "counter_ptr": launch_counter(op.q.device) if rows.draws else None,
         **outputs(results),
         **scale_arguments(op.weights.scale),
-        **angles_of(op.turn_back if isinstance(op, AttendOperands) else None),
+        **angles_of(op.turn_back),
         **_queries(config, op.q, packed=isinstance(op, LatentOperands)),
         **_boxes(config, rows, op),
         "sink_ptr": vector(op.weights.sink),

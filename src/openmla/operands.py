@@ -388,7 +388,7 @@ def same_offsets(queries: Tensor, keys: Tensor) -> bool:
     return queries.data_ptr() == keys.data_ptr() and queries.stride() == keys.stride()
 
 
-def token_spans(total: int, most: int) -> Iterator[slice | None]:
+def token_slices(total: int, most: int) -> Iterator[slice | None]:
     """All tokens in parts of at most so many; 0, or no fewer than there are: None, for all."""
     if not most or most >= total:
         yield None

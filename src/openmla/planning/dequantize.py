@@ -120,8 +120,8 @@ class CacheRead:
         return every if small and every.capacity == every.rows else self
 
     def by(self, way: str, pool: int, units: int) -> Self:
-        """For comparisons: "in_kernel", or once, those of `pool` rows that are "named" (rows or
-        pages, of which there are `units`) or the "whole" pool."""
+        """The same read decided otherwise, for comparisons: "in_kernel"; or once into a workspace,
+        the "whole" pool or those of its rows that are "named" (`units` rows or pages)."""
         if way == "in_kernel":
             return replace(self, mode="in_kernel")
         rows = min(pool, self.entries) if self.entries and way == "named" else pool
@@ -224,8 +224,8 @@ def listed_cache_read(
     return _decide(named.or_whole(pool))
 
 
-def read_once(rows: int, width: int) -> CacheRead:
-    """For few queries, whose first launch reads and dequantizes each row that is named."""
+def in_kernel_read(rows: int, width: int) -> CacheRead:
+    """For rows that few tiles visit: they are dequantized where they are read."""
     return CacheRead("in_kernel", rows, 2 * width, rows)
 
 

@@ -18,13 +18,13 @@ from openmla.kernels.hopper.dense_fp8.plan import (
 from openmla.kernels.hopper.indexer.plan import INDEX_KERNELS
 from openmla.kernels.hopper.latent.plan import (
     CHUNKED_CACHES,
-    ONCE_CACHES,
     ROW_CACHES,
+    WHOLE_POOL_CACHES,
     HopperLatentConfig,
+    dequantizes_pools,
     most_places,
-    reads_once,
     select_hopper_latent_config,
-    why_slower_once,
+    why_slow_for_large_pools,
 )
 from openmla.kernels.hopper.latent_fp8.plan import (
     HopperLatentFp8Config,
@@ -34,10 +34,10 @@ from openmla.kernels.hopper.sparse_backward.plan import HOPPER_SPARSE_BACKWARD
 from openmla.planning.dequantize import (
     DEQUANTIZED_CAP,
     CacheRead,
+    in_kernel_read,
     listed_cache_read,
     mean_length,
     named_pages_read,
-    read_once,
     sources_read,
     whole_pools_read,
 )
@@ -136,12 +136,12 @@ def _latent(problem: Problem, target: Target) -> HopperLatentConfig:
         latent=problem.d_nope,
         rope=problem.d_rope,
         gather="indices" if problem.form == "sparse" else "pages",
-        draws=problem.form == "latent" or (problem.has_topk_lengths and not several),
+        dynamic=problem.form == "latent" or (problem.has_topk_lengths and not several),
         sm_count=target.sm_count,
         invariant=problem.invariant,
     )
     config = replace(config, few=config.few_queries(problem))
-    if reads_once(problem):
+    if dequantizes_pools(problem):
         config = replace(config, cache_read=whole_pools_read(problem))
     elif any(name in ROW_CACHES for name in formats):
         config = replace(config, cache_read=_cache_read(problem, config))
@@ -154,7 +154,7 @@ def _latent_fp8(problem: Problem, target: Target) -> HopperLatentFp8Config:
         latent=problem.d_nope,
         rope=problem.d_rope,
         gather="indices" if problem.form == "sparse" else "pages",
-        draws=problem.form == "latent" or problem.has_topk_lengths,
+        dynamic=problem.form == "latent" or problem.has_topk_lengths,
         scaled=problem.has_k_scale or problem.kv_dtype in _CACHES,
         sm_count=target.sm_count,
     )
@@ -163,11 +163,11 @@ def _latent_fp8(problem: Problem, target: Target) -> HopperLatentFp8Config:
 def _cache_read(problem: Problem, config: HopperLatentConfig) -> CacheRead:
     rows, width = problem.total_k, problem.d_qk
     if config.few:
-        return read_once(problem.total_q * problem.most_rows, width)
+        return in_kernel_read(problem.total_q * problem.most_rows, width)
     if problem.is_attend:
         return sources_read(problem, config.row_blocks, config.sm_count)
     if problem.window:
-        return read_once(problem.total_q * problem.window, width)  # few rows of a request
+        return in_kernel_read(problem.total_q * problem.window, width)  # few rows of a request
     if config.gather == "indices":
         return listed_cache_read(
             problem.total_q, problem.topk, rows, config.row_blocks, width, config.sm_count
@@ -232,7 +232,7 @@ _ONE_LIST: dict[Field, Allowed] = {
 _CACHES = ("fp8_token",)
 _FP8_ROWS = {**_ROWS, ("d_nope", "d_v"): OneOf((512, 512)), "d_rope": OneOf(0, 64)}
 _FP8_OVER_CACHES = tuple(("e4m3", name, name, name) for name in _CACHES)
-_BF16_OVER_CACHES = tuple(("bf16", name, name, name) for name in (*ROW_CACHES, *ONCE_CACHES))
+_BF16_OVER_CACHES = tuple(("bf16", name, name, name) for name in (*ROW_CACHES, *WHOLE_POOL_CACHES))
 # Rows of several sources.
 _SOURCES = ("bf16", *CHUNKED_CACHES)
 
@@ -281,13 +281,13 @@ _V4_WIDTHS: Limit[Problem] = Limit(
     lambda p: p.kv_dtype not in CHUNKED_CACHES or (p.d_nope, p.d_rope) == (512, 0),
     lambda p: f"kv_dtype {p.kv_dtype} at {p.d_nope} + {p.d_rope} columns: 512 + 0 are served",
 )
-_ONCE_WIDTHS: Limit[Problem] = Limit(
-    lambda p: p.kv_dtype not in ONCE_CACHES or FORMATS[p.kv_dtype].takes(p.d_nope, p.d_rope),
+_POOL_WIDTHS: Limit[Problem] = Limit(
+    lambda p: p.kv_dtype not in WHOLE_POOL_CACHES or FORMATS[p.kv_dtype].takes(p.d_nope, p.d_rope),
     lambda p: f"kv_dtype {p.kv_dtype} at {p.d_nope} + {p.d_rope} columns: there are none",
 )
-_ONCE_FITS: Limit[Problem] = Limit(
-    lambda p: not reads_once(p) or _once_bytes(p) <= DEQUANTIZED_CAP,
-    lambda p: f"a workspace of dequantized pools of {_once_bytes(p)} bytes > {DEQUANTIZED_CAP}",
+_POOLS_FIT: Limit[Problem] = Limit(
+    lambda p: not dequantizes_pools(p) or _pool_bytes(p) <= DEQUANTIZED_CAP,
+    lambda p: f"a workspace of dequantized pools of {_pool_bytes(p)} bytes > {DEQUANTIZED_CAP}",
 )
 _SEVERAL: Limit[Problem] = Limit(
     lambda p: p.is_attend,
@@ -311,7 +311,7 @@ _COUNTED: Limit[Problem] = Limit(
 )
 
 
-def _once_bytes(problem: Problem) -> int:
+def _pool_bytes(problem: Problem) -> int:
     """Bytes of all rows of all pools in bf16."""
     return 2 * problem.d_qk * sum(source.total_k for source in problem.sources)
 
@@ -347,7 +347,7 @@ _rows_kernel = partial(
     config=HopperLatentConfig,
     choose=_latent,
     variant=HopperLatentConfig.variant,
-    slower=why_slower_once,
+    slower=why_slow_for_large_pools,
     block=_latent_block,
     launcher="openmla.kernels.hopper.latent.launch",
 )
@@ -411,8 +411,8 @@ HOPPER = Family(
             },
             _WINDOW_VARIES,
             _V4_WIDTHS,
-            _ONCE_WIDTHS,
-            _ONCE_FITS,
+            _POOL_WIDTHS,
+            _POOLS_FIT,
             _PARTS_COUNTED,
             explain=_latent_lines,
         ),
@@ -427,8 +427,8 @@ HOPPER = Family(
                 **_LISTS,
             },
             _V4_WIDTHS,
-            _ONCE_WIDTHS,
-            _ONCE_FITS,
+            _POOL_WIDTHS,
+            _POOLS_FIT,
         ),
         _rows_kernel(
             "attend",

@@ -50,7 +50,7 @@ from openmla.operands import (
     Operands,
     Results,
     SparseOperands,
-    token_spans,
+    token_slices,
 )
 from openmla.planning import Plan, latent_split, split
 from openmla.planning.target import target_by_name
@@ -444,7 +444,7 @@ def _with_fixed_ranges(plan: Plan, op: LatentOperands, results: Results) -> Iter
     part_out = op.q.new_empty(*rows, plan.config.nope_cols, dtype=torch.float32)
     part_state = op.q.new_empty(*rows, PARTIAL_STATE, dtype=torch.float32)
     rule = latent_split.constants(invariant=True)
-    for tokens in token_spans(op.q.shape[0], space.tokens):
+    for tokens in token_slices(op.q.shape[0], space.tokens):
         here = op if tokens is None else op.of_tokens(tokens)
         whole = _latent(plan, here, results.of_tokens(tokens))
         arguments = {**whole.arguments, "slots": space.slots, "RULE": rule}

@@ -93,7 +93,7 @@ class BlackwellScoresConfig(Limited):
         return [
             f"{self.tiles} tiles x {queries} queries x {self.heads} heads = N {COLUMNS}, "
             f"blocks of {self.BN} keys, {self.stages} stages",
-            f"pieces of {self.block_queries} queries x {self.chunk} keys, drawn by "
+            f"work items of {self.block_queries} queries x {self.chunk} keys, fetched by "
             f"{self.sm_count} blocks",
         ]
 

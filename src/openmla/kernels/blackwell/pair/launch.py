@@ -26,7 +26,7 @@ from openmla.kernels.blackwell.sparse.launch import (
 from openmla.kernels.blackwell.sparse.records import Indexing
 from openmla.kernels.call import Call, angles_of, strides, vector
 from openmla.kernels.gluon.compat import pair_tmem_layout, tmem_reg_layout
-from openmla.kernels.gluon.dequantize.launch import Filling, addressed_once, joined_sources
+from openmla.kernels.gluon.dequantize.launch import Filling, dequantized_operands, joined_sources
 from openmla.kernels.gluon.places import NO_SPANS, places_of
 from openmla.kernels.gluon.ranges.launch import group_of, groups, merge_call, partial_results
 from openmla.operands import AttendOperands, LatentOperands, Results, SparseOperands, data_of
@@ -60,7 +60,7 @@ def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
         assert not isinstance(op, LatentOperands)
         placed = _sources(kernel, op, Filling(WHOLE, columns, chip.sm_count))
     elif workspace is not None:
-        space = addressed_once(Filling(workspace, columns, chip.sm_count), op)
+        space = dequantized_operands(Filling(workspace, columns, chip.sm_count), op)
         yield from space.calls
         placed = _listed(space.operands)
     else:

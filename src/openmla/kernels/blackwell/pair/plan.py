@@ -128,9 +128,9 @@ def pair_config_joined(problem: Problem, target: Target | None = None) -> PairCo
     return config
 
 
-def why_slower_joined(config: object, problem: Problem) -> str:
+def why_slow_for_large_pools(config: object, problem: Problem) -> str:
     """Why large pools are slower here than in the portable kernel, which reads rows where they lie.
-    By the pools alone: other kernels give other bits."""
+    The pools alone decide, since another kernel gives other bits."""
     rows = sum(source.total_k for source in problem.sources)
     if not joins(problem) or rows <= MOST_JOINED:
         return ""
@@ -143,7 +143,7 @@ def can_split(problem: Problem) -> bool:
     return LatentSplit(problem.heads, problem.d_v).can_split(problem.most_keys)
 
 
-def pair_config_once(problem: Problem, target: Target) -> PairConfig:
+def pair_config_dequantized(problem: Problem, target: Target) -> PairConfig:
     """A pair over rows that were dequantized before, if a workspace may hold all of the cache: a
     question of the cache alone, since other kernels give other bits."""
     config = pair_config(problem)

@@ -162,7 +162,7 @@ class HopperScoresConfig(HopperBlock):
         else:
             lines = [
                 f"{self.consumers} consumers x {product}, {keys}",
-                f"pieces of {self.block_queries} queries x {self.chunk} keys, drawn by "
+                f"work items of {self.block_queries} queries x {self.chunk} keys, fetched by "
                 f"{self.sm_count} blocks",
             ]
         accumulator = accumulator_registers(self.tile_columns)

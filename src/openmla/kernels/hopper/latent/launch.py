@@ -29,7 +29,7 @@ from openmla.kernels.call import (
 )
 from openmla.kernels.gluon.dequantize.launch import (
     Filling,
-    addressed_once,
+    dequantized_operands,
     dequantized_sources,
     source_rows_of,
     stored_rows_of,
@@ -65,7 +65,7 @@ from openmla.operands import (
     LatentOperands,
     Results,
     SparseOperands,
-    token_spans,
+    token_slices,
 )
 from openmla.planning import Plan
 from openmla.planning.latent_split import MOST_ROWS, RangeSpace
@@ -125,11 +125,11 @@ def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
     filling = Filling(variant.workspace, columns, config.sm_count, lanes)
     after = {"AFTER": True, "launch_pdl": True}  # may begin before the launch in front has ended
     if isinstance(op, AttendOperands):
-        once = dequantized_sources(filling, op)
-        yield from once.calls
-        yield from _attention(plan, [Way(variant.rows[0], once.operands, after)], results)
+        bf16 = dequantized_sources(filling, op)
+        yield from bf16.calls
+        yield from _attention(plan, [Way(variant.rows[0], bf16.operands, after)], results)
         return
-    space = addressed_once(filling, op)
+    space = dequantized_operands(filling, op)
     ways = []
     for rows in variant.rows:
         over = op if rows.dequantizes else space.operands
@@ -181,7 +181,7 @@ def _attention(plan: Plan, ways: list[Way], results: Results) -> Iterator[Call]:
         return
     space: RangeSpace = plan.variant.ranges
     parts = partial_results(space, config.latent, results.out.device)
-    for tokens in token_spans(problem.total_q, space.tokens):
+    for tokens in token_slices(problem.total_q, space.tokens):
         chosen = [(rows, tokens_of(op, tokens), gate) for rows, op, gate in ways]
         written = results.of_tokens(tokens)
         called = [(_arguments(plan, rows, op, written) | gate, op) for rows, op, gate in chosen]
@@ -216,7 +216,7 @@ def _arguments(plan: Plan, rows: RowsLaunch, op: Operands, results: Results) -> 
         **NO_GATE,
         "REGISTERS": Registers(registers.consumer, registers.producer),
         "CHUNK": rows.chunk,
-        "counter_ptr": launch_counter(op.q.device) if rows.draws else None,
+        "counter_ptr": launch_counter(op.q.device) if rows.dynamic else None,
         **outputs(results),
         **scale_arguments(op.weights.scale),
         **angles_of(op.turn_back),

@@ -92,7 +92,7 @@ def _arguments(
         **constexprs(config),
         **places,
         **_rows(op),
-        "counter_ptr": launch_counter(op.q.device) if rows.draws else None,
+        "counter_ptr": launch_counter(op.q.device) if rows.dynamic else None,
         "CHUNK": rows.chunk,
         **outputs(results),
         **scale_arguments(op.weights.scale),

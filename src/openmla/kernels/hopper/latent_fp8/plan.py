@@ -98,7 +98,7 @@ class HopperLatentFp8Config(HopperLatentConfig):
 
     def variant(self, problem: Problem) -> LatentVariant:
         """One launch over FP8 rows as they are; sequences are never split."""
-        rows = RowsLaunch(False, self.draws, False, requests_together(problem))
+        rows = RowsLaunch(False, self.dynamic, False, requests_together(problem))
         return LatentVariant(None, False, None, (rows,), None)
 
     # Registers.

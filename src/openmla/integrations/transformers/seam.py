@@ -110,7 +110,8 @@ def remove(model: nn.Module) -> None:
 
 
 def override(module: Any, name: str, function: Callable[..., Any]) -> None:
-    """Unless somebody else has done so, who may move weights to where they are needed."""
+    """Set a method of one module, unless another library has: accelerate's moves weights to where
+    they are needed."""
     if name not in module.__dict__:
         module.__dict__[name] = MethodType(function, module)
         module.__dict__.setdefault(_OVERRIDDEN, []).append(name)

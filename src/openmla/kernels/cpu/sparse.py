@@ -3,14 +3,14 @@
 Called by kernels/launch.py only. A piece of work is a few neighboring tokens. For each of them:
 find the rows that count, source by source, fetch them in blocks, and multiply them with all heads
 at once, in one softmax. What is not a product is done for all tokens of a piece in one operation.
-Products are made token by token, so bits do not depend on who else is in the piece.
+Products are made token by token, so bits do not depend on the other tokens of the piece.
 
 What neighbors see in common is fetched once: the positions of spans for all tokens of a piece, and
 quantized rows that lists name often for the whole call (seen.py). Each token multiplies a slice.
 
 The blocks of a token are divided into ranges by their number alone, so that a few tokens keep
-several cores busy; ranges are merged in their order, whoever computed them. Scratch memory is one
-block of rows per token of a piece, for each thread, and 64 MB of rows that lists name often.
+several cores busy; ranges are merged in their order, whichever thread computed them. Scratch memory
+is one block of rows per token of a piece, for each thread, and 64 MB of rows that lists name often.
 """
 
 from typing import NamedTuple

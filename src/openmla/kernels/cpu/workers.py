@@ -12,8 +12,8 @@ piece torch is told to use one thread:
 A piece does not know who computes it or how many others there are: neither do its bits.
 
 torch keeps the number of threads per thread, but a thread that asks for the first time gets the
-number that was set last. A thread of somebody else that calls torch for the first time during a
-call of ours therefore stays with one.
+number that was set last. Another library's thread that calls torch for the first time during a call
+of ours therefore stays with one.
 """
 
 from __future__ import annotations

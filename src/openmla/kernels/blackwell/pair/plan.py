@@ -1,9 +1,10 @@
 """What the kernel of a CTA pair runs on, what it takes of each of its two SMs, and why.
 
-Of the original's plan for 128 heads (`MLAPrefillSparse`, or in FP8 `MLAPrefillSparseQKVFP8`) the
-kernel keeps the heads of a CTA, the columns and the two atoms of the output. All of Q stays in
-shared memory, since Triton refuses a pair's product of 64 rows a CTA that takes Q from tensor
-memory; so its steps are twice as long, Q is read half as often, and K and V share one ring.
+"The original" is the system that the kernel follows, `MLAPrefillSparse` of openmla.modular, or in
+FP8 `MLAPrefillSparseQKVFP8`. Of its plan for 128 heads the kernel keeps the heads of a CTA, the
+columns and the two atoms of the output. All of Q stays in shared memory, since Triton refuses a
+pair's product of 64 rows a CTA that takes Q from tensor memory; so its steps are twice as long, Q
+is read half as often, and K and V share one ring.
 """
 
 from collections.abc import Iterator

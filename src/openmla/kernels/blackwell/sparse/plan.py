@@ -1,8 +1,8 @@
 """What the sparse Blackwell kernel of one CTA runs on, what it takes of an SM, and why.
 
-Heads, keys of a step, steps in flight and where Q lies are the original's: `MLAPrefillSparse` is
-asked for them. The kernel is written in Gluon, so some of its bytes are others;
-`SparseKernel.explain` says which.
+Heads, keys of a step, steps in flight and where Q lies are those of the system that the kernel
+follows, "the original": `MLAPrefillSparse` of openmla.modular. The kernel is written in Gluon, so
+some of its bytes are others; `SparseKernel.explain` says which.
 """
 
 from collections.abc import Iterator

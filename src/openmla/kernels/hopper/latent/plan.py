@@ -47,7 +47,7 @@ BLOCKS = 2  # of a step, one per math warp-group
 MAX_STAGES = 4
 LATENT_WIDTHS = (128, 256, 512)
 ROPE_WIDTHS = (0, 32, 64)
-PIECE_FIELDS = 8  # what the warp-groups are told of a piece
+ITEM_FIELDS = 8  # numbers of a work item, as it is published
 EPILOGUE_SCRATCH = 2048  # the output's change of layout, 64 columns at a time
 Gather = Literal["indices", "pages"]
 CHUNKED_CACHES = (V4.name, V41.name, V41_SPLIT.name, V41_FP4.name, V41_FP4_SPLIT.name)
@@ -136,7 +136,8 @@ class LatentVariant:
     few: FewQueries | None
     """Three launches for few lists; nothing below runs then."""
     suits_few: bool
-    """Whether such launches are faster for so many lists."""
+    """Whether three launches are faster for so many lists. Only comparisons of variants read it: a
+    kept launch of many lists does not serve few, nor the other way round."""
     workspace: Workspace | None
     """FP8 rows are dequantized into it first."""
     rows: tuple[RowsLaunch, ...]
@@ -315,7 +316,7 @@ class HopperLatentConfig(HopperBlock):
         if told:
             yield Wanted("key validity", "stats", blocks * B_TOPK * FP32)
         yield Wanted("row maxima", "stats", BLOCKS * self.BM * FP32)
-        yield Wanted("pieces", "stats", 2 * PIECE_FIELDS * FP32)
+        yield Wanted("work items", "stats", 2 * ITEM_FIELDS * FP32)
         yield from barriers(("ready", 2 * blocks), ("free", 2 * blocks))
         if told:
             yield from barriers(("valid", blocks))

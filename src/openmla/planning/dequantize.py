@@ -84,8 +84,8 @@ class CacheRead:
             return 0
         return self.capacity * self.row_bytes + map_slots(self.mapped, self.entries) * MAP_BYTES
 
-    def against(self) -> str:
-        """What speaks against a workspace; empty if nothing does."""
+    def why_not(self) -> str:
+        """Why a workspace is not worth it; empty if it is."""
         reason = self._too_slow() if self.steps and self.rows else self._too_few_visits()
         if reason:
             return f"{reason} do not repay a workspace of {self._held()}"
@@ -136,7 +136,7 @@ class CacheRead:
         if self.mode == "plain":
             return "cache: rows are multiplied as they are stored"
         if self.mode == "in_kernel":
-            return f"quantized cache: dequantized in the kernel: {self.against()}"
+            return f"quantized cache: dequantized in the kernel: {self.why_not()}"
         slots = map_slots(self.mapped, self.entries)
         which = f"rows that are named, found by a map of {slots} slots," * (self.mapped > 0)
         least = f"at least {VISITS_TO_PAY} each"
@@ -280,7 +280,7 @@ def named_pages_read(tiles_per_request: int, pool: int, width: int, page_size: i
 
 
 def _decide(read: CacheRead) -> CacheRead:
-    return replace(read, mode="in_kernel") if read.against() else read
+    return replace(read, mode="in_kernel") if read.why_not() else read
 
 
 def map_slots(units: int, entries: int) -> int:

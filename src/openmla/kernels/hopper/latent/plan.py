@@ -312,13 +312,13 @@ class HopperLatentConfig(HopperBlock):
                 yield Wanted(f"P{block}", "p", self.BM * B_TOPK * ELEMENT)
         yield Wanted("row sums, largest scores", "stats", 3 * self.BM * FP32)
         # The validity of a key needs no memory where 16-bit pages are read: lengths decide it.
-        told = self.gather == "indices" or self.cache_read.mode == "in_kernel"
-        if told:
+        has_validity = self.gather == "indices" or self.cache_read.mode == "in_kernel"
+        if has_validity:
             yield Wanted("key validity", "stats", blocks * B_TOPK * FP32)
         yield Wanted("row maxima", "stats", BLOCKS * self.BM * FP32)
         yield Wanted("work items", "stats", 2 * ITEM_FIELDS * FP32)
         yield from barriers(("ready", 2 * blocks), ("free", 2 * blocks))
-        if told:
+        if has_validity:
             yield from barriers(("valid", blocks))
             yield Wanted("validity flags", "stats", 4 * blocks * FP32)
         yield from barriers(("t_ready", 2), ("t_empty", 2))

@@ -153,7 +153,7 @@ def _rows(self: Any, latent: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _forward(shorter: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    """A module's `forward` by `shorter`, where nobody differentiates or traces it."""
+    """A module's `forward` by `shorter`, where it is neither differentiated nor traced."""
     differentiated = torch.is_grad_enabled() or torch.compiler.is_compiling()
     if differentiated or not runs_on_openmla(self.config):
         return type(self).forward(self, *args, **kwargs)

@@ -92,19 +92,19 @@ def _dense(
             checks.equal_lengths(cache_lengths, cu_seqlens_k)
     weights = Weights(scale, sink, q_scale, k_scale)
     operands = DenseOperands(
-        q,
-        k_nope,
-        k_rope,
-        v,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        causal,
-        weights,
-        cache,
-        block_table,
-        k_start,
-        key_mask,
-        window,
+        q=q,
+        k_nope=k_nope,
+        k_rope=k_rope,
+        v=v,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        causal=causal,
+        weights=weights,
+        rope_cache=cache,
+        block_table=block_table,
+        k_start=k_start,
+        key_mask=key_mask,
+        window=window,
     )
     return operands, Results(out, lse), backend
 

@@ -110,7 +110,14 @@ def _dense_block(config: HopperDenseConfig, problem: Problem) -> Block:
         memory=config.smem_map,
         registers=config.registers.most,
         pipeline=Pipeline(
-            config.num_qo, 64, config.BN, config.d_qk, config.d_v, VALUE_BYTES, ring, ring
+            groups=config.num_qo,
+            rows=64,
+            keys=config.BN,
+            d_qk=config.d_qk,
+            d_v=config.d_v,
+            element=VALUE_BYTES,
+            k_slots=ring,
+            v_slots=ring,
         ),
     )
 
@@ -177,7 +184,6 @@ def _cache_read(problem: Problem, config: HopperLatentConfig) -> CacheRead:
 
 
 def _latent_block(config: HopperLatentConfig, problem: Problem, element: int = 2) -> Block:
-    slots = 2 * config.num_kv_stages
     return Block(
         tile_rows=config.BM,
         tile_keys=config.keys_per_step,
@@ -186,7 +192,15 @@ def _latent_block(config: HopperLatentConfig, problem: Problem, element: int = 2
         memory=config.smem_map,
         registers=config.registers.most,
         pipeline=Pipeline(
-            2, 64, 64, config.width, config.latent, element, slots, 0, shares_keys=False
+            groups=2,
+            rows=64,
+            keys=64,
+            d_qk=config.width,
+            d_v=config.latent,
+            element=element,
+            k_slots=2 * config.num_kv_stages,
+            v_slots=0,
+            shares_keys=False,
         ),
     )
 

@@ -252,7 +252,6 @@ class PairKernel(Partitioned):
     @cached_property
     def block(self) -> Block:
         config = self.config
-        widths = config.qk_depth, config.v_depth, self.size
         # The maxima and sums of rows meet where the arguments were: two warps share a row.
         exchanged = ROWS * 2 * 4
         cells = KEYS // 2
@@ -266,7 +265,16 @@ class PairKernel(Partitioned):
             registers=self.block_registers,
             memory=self.memory(exchanged),
             tensor_memory=columns,
-            pipeline=Pipeline(1, ROWS, KEYS, *widths, self.slots, -1),
+            pipeline=Pipeline(
+                groups=1,
+                rows=ROWS,
+                keys=KEYS,
+                d_qk=config.qk_depth,
+                d_v=config.v_depth,
+                element=self.size,
+                k_slots=self.slots,
+                v_slots=-1,
+            ),
         )
 
     def explain(self) -> list[str]:

@@ -1,13 +1,13 @@
 """Cached launches: a call like one that was made before skips checks, plan and Triton's binding.
 
-The key of a call is all arguments of its operator: of a tensor dtype, device, shape, strides and
-what 16 leaves of its address, of anything else type and value. Checks, plan and launch depend on
-nothing more but whether `out` overlaps an input, so a launch is kept under its key
-(kernels.prepared) and only addresses are exchanged. A call that differs from a kept one in token
-counts alone takes its kernels if its plan would have the same variant; the launcher's `numbers`,
-which the launch itself asks, says what follows from the counts. Whatever is not plain goes the long
-way, which also has all the error messages: a view with torch's negative bit for one, whose memory
-holds other numbers, and which torch resolves there.
+The key of a call is all arguments of its operator: a tensor's dtype, device, shape, strides and
+address modulo 16, the type and value of anything else. Checks, plan and launch depend on nothing
+more but whether `out` overlaps an input, so a launch is kept under its key (kernels.prepared) and
+only addresses are exchanged. A call that differs from a kept one in token counts alone takes its
+kernels if its plan would have the same variant; what follows from the counts, the launcher's
+`numbers` says, for a kept launch and for a first one. Arguments that are not plain go the long way,
+through checks, plan and Triton, where the error messages are. A view with torch's negative bit is
+one of them: its memory holds other numbers until torch resolves it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ ROWS = {
     ),
 }
 ROW_STEPS = {"index_scores": SCORES_STEP}
-"""What row strides are multiples of, where an output's rows are longer than its columns."""
+"""By operator, the multiple that row strides of `out` are rounded up to."""
 Key = tuple[Any, ...]
 
 
@@ -92,7 +92,7 @@ class Template(NamedTuple):
     variant: Any
     """The plan's: with another one, other kernels or another workspace would be needed."""
     numbers: Callable[[Plan, Problem], Sequence[LaunchNumbers] | None]
-    """What the launcher makes of the counts of a problem."""
+    """The launcher's own, of a problem's token counts."""
     launch: CachedLaunch
 
 
@@ -102,7 +102,7 @@ _names: dict[str, Sequence[str]] = {}
 
 
 def any_kept() -> bool:
-    """Whether it is worth asking; never while torch traces."""
+    """Whether `run` could find a launch: some are kept, and torch does not trace."""
     return not torch.compiler.is_compiling() and bool(_launches)
 
 

@@ -236,8 +236,8 @@ def needs_gradients(*tensors: Tensor | None) -> bool:
 
 
 def plain_for_gradients(out: object, **given: object) -> None:
-    """What a call that needs gradients must not have: arguments that have no backward pass, and a
-    transform of torch.func around it."""
+    """Refuse what a call that needs gradients must not have: arguments without a backward pass, and
+    a transform of torch.func around it."""
     no_transforms()
     if out is not None:
         raise Unsupported(
@@ -452,7 +452,7 @@ def _span(name: str, source: Span, q: Tensor) -> None:
 
 
 def turn_back(value: object, q: Tensor, d_v: int) -> TurnBack | None:
-    """What turns results back, for queries and columns that there are; or nothing."""
+    """A TurnBack with a position for each query and no more columns than V, or None."""
     if value is None:
         return None
     if not isinstance(value, TurnBack):

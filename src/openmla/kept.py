@@ -21,8 +21,8 @@ _of_graphs: dict[int, object] = {}
 def kept(most: int) -> Callable[[Callable[[*Given], Made]], Callable[[*Given], Made]]:
     """A decorator: the last `most` results are kept, as tensors that every later call can use.
 
-    Autograd too, after a call under inference_mode. While somebody traces, or looks at every
-    operation, none is kept.
+    Autograd too, after a call under inference_mode. While torch traces, or a dispatch mode looks at
+    every operation, none is kept.
 
     >>> @kept(most=4)
     ... def ones(count: int) -> torch.Tensor:

@@ -77,9 +77,10 @@ class Weights:
 
 
 class _OfQueries:
-    """A call runs where its queries are."""
+    """A call runs where its queries are, and leaves its results as they are."""
 
     q: Tensor
+    turn_back: TurnBack | None = None
 
     @property
     def device(self) -> torch.device:
@@ -156,8 +157,8 @@ class DenseOperands(_OfQueries):
 
     @property
     def has_keys(self) -> bool:
-        """Whether anybody could see a key: there are some, and where their rope lies in pages there
-        are pages, and places in the table."""
+        """Whether a query could see a key: there are keys, and where their rope lies in pages there
+        are pages, and entries in the block table."""
         mask, cache, table = self.key_mask, self.rope_cache, self.block_table
         paged = cache is not None and table is not None and self.q.shape[2] > self.k_nope.shape[2]
         reached = not paged or bool(cache.rows and table.shape[1])  # type: ignore[union-attr]
@@ -192,9 +193,9 @@ class LatentOperands(_OfQueries):
 
     def of_tokens(self, tokens: slice) -> "LatentOperands":
         """Tokens first … last - 1 of all requests as a call of their own, without waiting for the
-        device. What a causal request has fewer tokens at its end it has fewer keys.
+        device. A causal request that loses its last n tokens loses its last n keys too.
 
-        Only an invariant call has the bits of the whole one.
+        Only with `invariant` do the rows have the bits that they have in the whole call.
         """
         first, last, total = tokens.start, tokens.stop, self.q.shape[0]
         ends = self.cu_seqlens_q.clamp(0, total)
@@ -210,6 +211,11 @@ class LatentOperands(_OfQueries):
             cache_lengths=lengths,
             weights=weights,
         )
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether a query could see a key: the pool has rows, and the block table entries."""
+        return bool(self.cache.rows and self.block_table.numel())
 
     def problem(self, results: Results) -> Problem:
         """This call without its tensors."""
@@ -248,6 +254,11 @@ class SparseOperands(_OfQueries):
     def rows(self) -> int:
         """Rows an index may name."""
         return self.sources[0].count
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether a query could see a row."""
+        return self.sources[0].has_rows
 
     def read(self, rows: Tensor) -> Tensor:
         """The values of physical rows, [len(rows), d_qk]."""
@@ -288,6 +299,11 @@ class AttendOperands(_OfQueries):
         """Columns without rope: what caches say, and all of V where there are plain rows alone."""
         caches = [source.rows for source in self.sources if isinstance(source.rows, LatentCache)]
         return caches[0].latent if caches else self.d_v
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether a query could see a row of any source."""
+        return any(source.has_rows for source in self.sources)
 
     def problem(self, results: Results) -> Problem:
         """This call without its tensors."""
@@ -375,7 +391,7 @@ def same_offsets(queries: Tensor, keys: Tensor) -> bool:
     return queries.data_ptr() == keys.data_ptr() and queries.stride() == keys.stride()
 
 
-def token_spans(total: int, most: int) -> Iterator[slice | None]:
+def token_slices(total: int, most: int) -> Iterator[slice | None]:
     """All tokens in parts of at most so many; 0, or no fewer than there are: None, for all."""
     if not most or most >= total:
         yield None

@@ -92,19 +92,19 @@ def _dense(
             checks.equal_lengths(cache_lengths, cu_seqlens_k)
     weights = Weights(scale, sink, q_scale, k_scale)
     operands = DenseOperands(
-        q,
-        k_nope,
-        k_rope,
-        v,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        causal,
-        weights,
-        cache,
-        block_table,
-        k_start,
-        key_mask,
-        window,
+        q=q,
+        k_nope=k_nope,
+        k_rope=k_rope,
+        v=v,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        causal=causal,
+        weights=weights,
+        rope_cache=cache,
+        block_table=block_table,
+        k_start=k_start,
+        key_mask=key_mask,
+        window=window,
     )
     return operands, Results(out, lse), backend
 
@@ -290,15 +290,15 @@ def register(operators: dict[str, Callable[..., None]]) -> None:
         places = [i for i, parameter in enumerate(taken) if parameter in written]
         # Widths are fixed where a graph is traced.
         torch.library.define(f"openmla::{name}", schema.replace("SymInt", "int"))
-        run = _telling(function, places)
+        run = _marking_written(function, places)
         torch.library.impl(f"openmla::{name}", "CompositeExplicitAutograd", run)
         torch.library.register_fake(f"openmla::{name}", lambda *args, **kwargs: None)
 
 
-def _telling(function: Callable[..., None], places: list[int]) -> Callable[..., None]:
-    """`function`, and torch told that it has written into the arguments at some places. A GPU's
-    kernels write by address; untold, a backward pass would take what it saved before for the same.
-    """
+def _marking_written(function: Callable[..., None], places: list[int]) -> Callable[..., None]:
+    """`function`, after which the arguments at some places have a new version in torch's count. A
+    GPU's kernels write by address, which torch does not see: without it, a backward pass would take
+    a tensor that was saved before for the same."""
 
     @wraps(function)
     def run(*args: Any) -> None:

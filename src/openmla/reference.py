@@ -220,7 +220,7 @@ def sparse(op: SparseOperands | AttendOperands) -> Truth:
         k = torch.cat(parts)[:, None]
         v = k[:, :, : op.d_v]
         sizes = None
-        if isinstance(op, AttendOperands) and op.turn_back is not None:
+        if op.turn_back is not None:
             v, sizes = turned_back(v, op.turn_back, row)
         truth.attend_row(row, op.q[row].double(), k, v, op.weights, torch.cat(ids), sizes)
     return truth

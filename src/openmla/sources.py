@@ -9,10 +9,10 @@ so far, the tokens of an image. No list is built for it.
                                              row      28 29 30 31 | 8  9 10 11
     request[t] = 3, begin[t] = 2, end[t] = 6: query t sees rows 30, 31, 8, 9
 
-What does not exist is ignored, as the tensors are on the device and nobody looks at them before a
-launch: a list's negative entries, those past the rows and those at or past `lengths`; a span's
-positions before 0 or past its table, those whose page is none of the pool's, and every position of
-a request that the table does not have (-1 for padding).
+What does not exist is ignored, since no launch waits for the values of these tensors: of a list,
+negative entries, those past the rows and those at or past `lengths`; of a span, positions before 0
+or past its table, those whose page is none of the pool's, and every position of a request that the
+table does not have (-1 for padding).
 
 Rows that are K and V at once have their last columns turned by their own positions, and a weighted
 sum of them is turned likewise. `TurnBack` undoes that, for each query by its own position.
@@ -43,6 +43,11 @@ class Listed:
     def count(self) -> int:
         """Rows that an index may name."""
         return self.rows.rows if isinstance(self.rows, LatentCache) else self.rows.shape[0]
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether a query could see a row: there are rows, and entries that may name them."""
+        return bool(self.count and self.indices.numel())
 
     @property
     def most(self) -> int:
@@ -79,13 +84,18 @@ class Span:
 
     @property
     def rows(self) -> LatentCache:
-        """Where the rows lie: what a list calls it."""
+        """The cache, under the name that `Listed` has for it."""
         return self.cache
 
     @property
     def count(self) -> int:
         """Rows of the pool."""
         return self.cache.rows
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether a query could see a row: there are rows, and entries that may name them."""
+        return bool(self.count and self.block_table.numel())
 
     @property
     def table_keys(self) -> int:

@@ -748,7 +748,7 @@ HARMLESS: tuple[Harmless, ...] = (
         "Scores of keys past the last are not stored.",
     ),
     Harmless(
-        "kernels/portable/launch.py",
+        "kernels/portable/arguments.py",
         "_common",
         'num_warps": config.num_warps, "num_stages',
         "num_stages",
@@ -839,7 +839,7 @@ HARMLESS: tuple[Harmless, ...] = (
         "The division has no remainder.",
     ),
     Harmless(
-        "kernels/portable/launch.py",
+        "kernels/portable/arguments.py",
         "_bulk_copied",
         " and all(n * 2 % 16 == 0",
         " and all((n * 2) == 0",
@@ -986,8 +986,8 @@ HARMLESS: tuple[Harmless, ...] = (
         "The window of a query of no sequence is empty, whatever its length.",
     ),
     Harmless(
-        "kernels/portable/launch.py",
-        "_latent",
+        "kernels/portable/arguments.py",
+        "latent_arguments",
         '"slots": 1, "RULE"',
         '"slots": 0, "RULE"',
         "Slots are counted where requests are split, by another argument.",
@@ -1007,14 +1007,14 @@ HARMLESS: tuple[Harmless, ...] = (
         "The number of warps is a matter of speed.",
     ),
     Harmless(
-        "kernels/portable/launch.py",
+        "kernels/portable/arguments.py",
         "_common",
         ', "num_stages": config.num_stages, }',
         ", }",
         "The number of stages is a matter of speed.",
     ),
     Harmless(
-        "kernels/portable/launch.py",
+        "kernels/portable/arguments.py",
         "_rows",
         "plan.config.num_stages if plan.config.branches else None",
         "plan.config.num_stages if (not plan.config.branches) else None",
@@ -1028,7 +1028,7 @@ HARMLESS: tuple[Harmless, ...] = (
         "The number of warps is a matter of speed.",
     ),
     Harmless(
-        "kernels/portable/launch.py",
+        "kernels/portable/arguments.py",
         "_bulk_copied",
         "x.data_ptr() % 16 == 0",
         "(x.data_ptr()) == 0",
@@ -1049,7 +1049,7 @@ HARMLESS: tuple[Harmless, ...] = (
         "No keys are no programs.",
     ),
     Harmless(
-        "kernels/portable/launch.py",
+        "kernels/portable/arguments.py",
         "_rope",
         '"rope_stride_page": 0',
         '"rope_stride_page": 1',

@@ -146,7 +146,7 @@ def test_every_field_of_every_config_has_a_rule(kernel: Any) -> None:
         (("config", "num_kv_stages"), True, "config.num_kv_stages: expected an integer, got True"),
         (("config", "num_kv_stages"), 2.0, "config.num_kv_stages: expected an integer, got 2.0"),
         (("config", "num_kv_stages"), 2**128, "num_kv_stages: expected an integer of at most 128"),
-        (("config", "draws"), 1, "config.draws: expected true or false, got 1"),
+        (("config", "dynamic"), 1, "config.dynamic: expected true or false, got 1"),
         (("config", "gather"), "x", "config.gather: expected 'indices' or 'pages', got 'x'"),
         (("config", "few"), 3, "config.few: expected an object .* FewQueries or null, got 3"),
         (("config", "few", "span"), None, "config.few.span: expected an integer, got None"),

@@ -1,6 +1,6 @@
 """The public calls: check, allocate, hand over. Nothing else happens here.
 
-Every call accepts the same options:
+Every call accepts the same options, but for q_scale and k_scale, which `mla_attend` does not have:
 
     scale        multiplies the scores; default 1/sqrt(d_nope + d_rope) in the dense form
     sink         float32 [heads], one extra term exp(sink) in the softmax denominator

@@ -13,7 +13,7 @@ from openmla.sources import TurnBack
 
 
 class CallOptions(TypedDict, total=False):
-    """What every call takes."""
+    """Keyword arguments that every call takes."""
 
     scale: float | None
     sink: Tensor | None

@@ -63,7 +63,7 @@ def gluon_chip(name: str, option: str) -> str:
 def writable_file(option: str, path: Path | None, makes_folders: bool = False) -> None:
     """Refuses a file that cannot be written: before anything runs, not when all of it has.
 
-    `makes_folders`: whether whoever writes it makes the folders that it is in.
+    `makes_folders`: whether the writer makes the folders that it is in.
     """
     if path is None:
         return

@@ -20,11 +20,11 @@ MOST_KEPT = 16
 
 
 class Arrival(NamedTuple):
-    """Where rows of all ranks come from and belong. A rank sends `most` rows, the last perhaps
-    padding, so row i of rank r arrives at r * most + i."""
+    """How the rows of all ranks arrive, and where they belong. Every rank sends `most` rows, the
+    last of them perhaps padding, so row i of rank r arrives at r * most + i."""
 
     local: slice
-    """This rank's rows among its own."""
+    """The rows that this rank sends, among its own of all waves."""
     most: int
     rows: Tensor
     """Rows of the batch, in the order they arrive."""

@@ -9,7 +9,7 @@ from openmla.problem import Backend
 
 
 class CallOptions(TypedDict, total=False):
-    """What every call takes."""
+    """Keyword arguments that every call takes."""
 
     cache: LatentCache | None
     block_table: Tensor | None

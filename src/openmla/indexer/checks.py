@@ -131,7 +131,7 @@ def _range(t: Tensor) -> tuple[int, int]:
 def paged_tensors(
     cu_seqlens_q: object, block_table: object, cache_lengths: object, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What says where the keys of a query are."""
+    """The tensors that say where the keys of a query lie."""
     cu = tensor("cu_seqlens_q", cu_seqlens_q, ("batch+1",), (torch.int32,), device)
     if not cu.shape[0]:
         raise InvalidArgument("cu_seqlens_q", "at least one entry (batch+1)", describe(cu))

@@ -30,7 +30,7 @@ class Requests:
     cu_seqlens_q: Tensor
     cache_lengths: Tensor
     first: int = 0
-    """What cu_seqlens_q calls the first query."""
+    """Number of the first query in cu_seqlens_q."""
     least: int = 0
     """Windows of at most so many keys count as empty."""
 
@@ -63,7 +63,7 @@ class Windows:
         )
 
     def longer_than(self, least: int) -> Windows:
-        """These, but for windows that end at `least` or before: those are empty."""
+        """These windows, of which those that end at `least` or before are empty."""
         ends = torch.where(self.ends > least, self.ends, 0)
         asked = self.requests
         return replace(self, ends=ends, requests=asked and replace(asked, least=least))

@@ -192,7 +192,7 @@ def _index_topk(
         checks.ends_in_cache(ends, cu_seqlens_q, cache_lengths)
     checks.separate(out, q=q, keys=keys, weights=weights, block_table=block_table, ends=ends)
     places = block_table.shape[1] * page_size
-    # Rows of at most topk keys are selected whole: nobody reads their scores.
+    # Rows of at most topk keys are selected whole: their scores are not read.
     windows = windows_in_pages(cu_seqlens_q, cache_lengths, ends, total_q, places, least=topk)
     width = scores_width(places)
     room = max(scores_limit - SELECTION_BYTES, scores_limit // 2)

@@ -1,6 +1,6 @@
 """The windows of queries whose keys are in a paged cache, bottom-right causal, in torch.
 
-Two requests of 2 queries over 5 keys and of 1 query over 1 key, and one query of nobody:
+Two requests of 2 queries over 5 keys and of 1 query over 1 key, and one query of no request:
 
 >>> cu, lengths = torch.tensor([0, 2, 3]), torch.tensor([5, 1])
 >>> windows = paged_windows(cu, lengths, total_q=4)

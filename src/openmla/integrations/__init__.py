@@ -1,1 +1,1 @@
-"""openmla inside other projects. Each integration is imported only by who asks for it."""
+"""openmla inside other projects. Each integration is imported only where it is asked for."""

@@ -29,9 +29,9 @@ RELIED_ON = {"enable_fp_fusion": True}
 are fused with sums: bits and speeds were measured so, and Triton 3.10 will fuse only if asked."""
 _counters: dict[tuple[torch.device, int], Tensor] = {}
 GRAPH_LAUNCHES = 1 << 14
-"""Launches of captured graphs, on one device, that have a counter which nothing has to clear."""
+"""Counters that are zeroed ahead for the launches of captured graphs, on each device."""
 SECTOR = 8
-"""Integers from one of these counters to the next: 32 bytes."""
+"""Integers from one of these counters to the next: 32 bytes, a sector of L2."""
 _counters_of_graphs: dict[torch.device, Iterator[Tensor]] = {}
 
 
@@ -117,10 +117,10 @@ def angles_of(turn: TurnBack | None) -> dict[str, Any]:
 
 
 def counter_of_stream(device: torch.device, stream: int) -> Tensor:
-    """A zero from which launches of the current stream, one after another, draw their work: each
-    leaves it zero.
+    """The atomic counter, int32, from which persistent programs fetch their work items: one for
+    all launches of the current stream, each of which finds it zero and leaves it so.
 
-    It is kept, so it must not lie in a memory pool that somebody else empties or counts: warm-up
+    It is kept, so it must not lie in a memory pool that is emptied or counted elsewhere: warm-up
     runs of torch.compile(mode="reduce-overhead") refuse to leave anything behind in theirs. Pools
     are those of a thread, so another thread allocates it, once.
     """
@@ -147,11 +147,11 @@ def _first_of(zeros: Tensor, sector: int) -> Tensor:
 
 
 def launch_counter(device: torch.device) -> Tensor:
-    """A zero from which a launch on the current stream draws its work, and which it leaves zero.
+    """The atomic counter of a launch on the current stream: zero, and left zero by the launch.
 
-    A launch of a captured graph gets its own: it may be replayed on any stream, beside anything but
-    itself. One that was made before the capture is zero and stays so. Where none is left, the graph
-    zeroes one, which takes it a launch more.
+    A launch of a captured graph gets a counter of its own, since the graph may be replayed on any
+    stream, beside anything but itself. It is one of those that were zeroed before the capture;
+    where none of them is left, the graph zeroes a new one, which takes it a launch more.
     """
     if device.type != "cuda":
         return torch.zeros(1, dtype=torch.int32, device=device)

@@ -3,7 +3,7 @@
 Gluon is experimental: a release of Triton may rename a call, or refuse a program that an earlier
 one compiled. A call with `backend="auto"` is then served by the portable kernel, which uses nothing
 experimental, and a `PortableFallback` warning says so once per kernel. A call that names its
-backend gets `Unsupported`. Whoever plans asks `without_failed`, so that a kernel fails once.
+backend gets `Unsupported`. Every plan comes through `without_failed`, so that a kernel fails once.
 
 This module imports no Triton: a machine without a GPU need not have one.
 """
@@ -32,7 +32,7 @@ class PortableFallback(UserWarning):
 
 
 class NotCompiled(Exception):
-    """A kernel cannot be imported or compiled. Nobody outside of openmla sees it."""
+    """A kernel cannot be imported or compiled; caught in this module."""
 
 
 _failed: dict[tuple[str, str], str] = {}

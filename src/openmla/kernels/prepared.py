@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,13 +46,33 @@ class NotPrepared(Exception):
 def prepare(
     made: Sequence[tuple[Call, Any]], names: Sequence[str], args: Sequence[Any]
 ) -> CachedLaunch:
-    """What was just launched (calls and compiled kernels) for these arguments of an operator."""
+    """The launch of what was just run (calls and compiled kernels) for these arguments of an
+    operator."""
     space = _Space(names, args)
     try:
         kernels = [_Kernel(call, launcher(compiled), compiled, space) for call, compiled in made]
     except (ImportError, AttributeError, KeyError) as error:  # another Triton than those below
         raise NotPrepared from error
     return CachedLaunch(kernels, names.index("out"), args, space.sizes)
+
+
+class OutputForm(NamedTuple):
+    """An output that a call makes, without its memory."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+    @staticmethod
+    def of(output: Tensor | None) -> OutputForm | None:
+        """The form of an output; None for one that is not wanted."""
+        if output is None:
+            return None
+        return OutputForm(tuple(output.shape), output.stride(), output.dtype)
+
+    def with_rows(self, rows: int) -> OutputForm:
+        """The form with another first dimension."""
+        return self._replace(shape=(rows, *self.shape[1:]))
 
 
 class CachedLaunch:
@@ -66,10 +86,7 @@ class CachedLaunch:
         self._index = self._device.index
         self._spans: list[int] = []
         self._inputs = sum(isinstance(x, Tensor) for x in args[:first])
-        self._outputs = [
-            (tuple(x.shape), x.stride(), x.dtype) if isinstance(x, Tensor) else x
-            for x in args[first:]
-        ]
+        self._outputs = [OutputForm.of(x) for x in args[first:]]
 
     def run(self, args: Sequence[Any], addresses: list[int]) -> list[Any] | None:
         """The outputs, made where there are none; None if this must go the long way."""
@@ -83,8 +100,8 @@ class CachedLaunch:
             return None
         stream, held = driver.active.get_current_stream(index), []
         outputs = [
-            x if x is None or type(x) is Tensor else self._made(*made)
-            for x, made in zip(args[first:], self._outputs, strict=True)
+            x if x is None or form is None or type(x) is Tensor else self._made(form)
+            for x, form in zip(args[first:], self._outputs, strict=True)
         ]
         addresses[self._inputs :] = [x.data_ptr() for x in outputs if x is not None]
         for kind, size in self._sizes.items():
@@ -97,15 +114,15 @@ class CachedLaunch:
         # What is held is freed here, and given away by torch only behind these launches.
         return outputs
 
-    def _made(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Faster than torch.empty."""
-        return torch.empty_strided(shape, strides, dtype=dtype, device=self._device)
+    def _made(self, form: OutputForm) -> Tensor:
+        """An uninitialized output; faster than torch.empty."""
+        return torch.empty_strided(form.shape, form.strides, dtype=form.dtype, device=self._device)
 
     def resized(self, rows: int, numbers: Sequence[LaunchNumbers]) -> CachedLaunch:
         """These kernels for other token counts, with so many rows of output."""
         found = object.__new__(CachedLaunch)
         found.__dict__ = {**self.__dict__, "_spans": []}
-        found._outputs = [x and ((rows, *x[0][1:]), *x[1:]) for x in self._outputs]
+        found._outputs = [form and form.with_rows(rows) for form in self._outputs]
         found._sizes = self._sizes_for(numbers)
         found._kernels = [
             kernel.resized(own) for kernel, own in zip(self._kernels, numbers, strict=True)
@@ -283,7 +300,7 @@ class _Descriptor:
 
 
 def hooked() -> bool:
-    """Whether somebody, a profiler for one, wants to see every launch of Triton's."""
+    """Whether Triton's launch hooks are set, as a profiler sets them."""
     runtime = knobs.runtime
     return bool(runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls)
 

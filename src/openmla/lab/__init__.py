@@ -5,6 +5,6 @@
     bench/        races against named peers
     prediction.py how long a kernel would take on a chip, from its simulated timeline
 
-It is for openmla's developers and for whoever checks a machine (`openmla check`, `validate`,
+It is for openmla's developers and for users who check a machine (`openmla check`, `validate`,
 `bench`, `compile`, `explain`). The library never imports it: only the command line does.
 """

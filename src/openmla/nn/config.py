@@ -46,7 +46,7 @@ class MLAConfig:
     indexer: IndexerConfig | PoolIndexerConfig | None = None
     """The config of the layer's own indexer; None where it has none, or one that is not served."""
     eps: float = EPS
-    """Of both norms."""
+    """Epsilon of both norms."""
     gate: bool = False
     """Whether the result is multiplied by the sigmoid of a projection of the hidden state before it
     goes through o_proj, as in Kimi-K3."""

@@ -126,7 +126,7 @@ class PoolCache:
         return PoolCache(keys, CompressorState.allocate(requests, pool, DIM, device=device))
 
     def of(self, requests: Tensor) -> PoolCache:
-        """The same, for a batch whose sequences have these lines of state.
+        """This cache, for a batch whose sequences have these lines of state.
 
         Args:
             requests: int64 [sequences].

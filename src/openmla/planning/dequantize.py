@@ -84,8 +84,8 @@ class CacheRead:
             return 0
         return self.capacity * self.row_bytes + map_slots(self.mapped, self.entries) * MAP_BYTES
 
-    def against(self) -> str:
-        """What speaks against a workspace; empty if nothing does."""
+    def why_not(self) -> str:
+        """Why a workspace is not worth it; empty if it is."""
         reason = self._too_slow() if self.steps and self.rows else self._too_few_visits()
         if reason:
             return f"{reason} do not repay a workspace of {self._held()}"
@@ -120,8 +120,8 @@ class CacheRead:
         return every if small and every.capacity == every.rows else self
 
     def by(self, way: str, pool: int, units: int) -> Self:
-        """For comparisons: "in_kernel", or once, those of `pool` rows that are "named" (rows or
-        pages, of which there are `units`) or the "whole" pool."""
+        """The same read decided otherwise, for comparisons: "in_kernel"; or once into a workspace,
+        the "whole" pool or those of its rows that are "named" (`units` rows or pages)."""
         if way == "in_kernel":
             return replace(self, mode="in_kernel")
         rows = min(pool, self.entries) if self.entries and way == "named" else pool
@@ -136,7 +136,7 @@ class CacheRead:
         if self.mode == "plain":
             return "cache: rows are multiplied as they are stored"
         if self.mode == "in_kernel":
-            return f"quantized cache: dequantized in the kernel: {self.against()}"
+            return f"quantized cache: dequantized in the kernel: {self.why_not()}"
         slots = map_slots(self.mapped, self.entries)
         which = f"rows that are named, found by a map of {slots} slots," * (self.mapped > 0)
         least = f"at least {VISITS_TO_PAY} each"
@@ -224,8 +224,8 @@ def listed_cache_read(
     return _decide(named.or_whole(pool))
 
 
-def read_once(rows: int, width: int) -> CacheRead:
-    """For few queries, whose first launch reads and dequantizes each row that is named."""
+def in_kernel_read(rows: int, width: int) -> CacheRead:
+    """For rows that few tiles visit: they are dequantized where they are read."""
     return CacheRead("in_kernel", rows, 2 * width, rows)
 
 
@@ -280,7 +280,7 @@ def named_pages_read(tiles_per_request: int, pool: int, width: int, page_size: i
 
 
 def _decide(read: CacheRead) -> CacheRead:
-    return replace(read, mode="in_kernel") if read.against() else read
+    return replace(read, mode="in_kernel") if read.why_not() else read
 
 
 def map_slots(units: int, entries: int) -> int:

@@ -132,6 +132,6 @@ def meaning_of(family: str, kernel: str, target: str, forms: Collection[str] = (
 
 
 def follows(family: str, kernel: str) -> str:
-    """Whose design a kernel follows, in a few words."""
+    """The design that a kernel follows, in a few words."""
     system = FOLLOWS.get((family, kernel))
     return f"after Modular's {system}" if system else "openmla's own design"

@@ -15,7 +15,7 @@ from openmla.planning.serves import Serves
 from openmla.planning.target import Target
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
     """What overlaps in a block: groups of rows, and the slots that their keys and values take."""
 

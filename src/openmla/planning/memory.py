@@ -7,7 +7,7 @@ from typing import NamedTuple
 from openmla.errors import Unsupported
 
 MOST_REGIONS = 4096
-"""More would be of a config that nobody planned, such as one with a billion stages."""
+"""A map of more regions is of a config that no planner made, such as one with a billion stages."""
 
 
 class Region(NamedTuple):

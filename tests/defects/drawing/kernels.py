@@ -95,6 +95,7 @@ RANGES = (
 ATTENTION = tuple(
     f"kernels/portable/{file}.py"
     for file in (
+        "arguments",
         "attend",
         "dense",
         "latent",

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from openmla.cache import LatentCache
-from openmla.kernels.portable import launch, quantize
+from openmla.kernels.portable import arguments, quantize
 from openmla.kernels.portable.formats import row_constants
 
 pytest.importorskip("triton")
@@ -48,8 +48,8 @@ def test_only_nvidia_gpus_convert_to_e4m3_by_nvidia_instructions(
 
 def test_rows_at_one_address_are_not_copied_in_bulk() -> None:
     x = torch.zeros(4, 2, 64, dtype=torch.bfloat16)
-    assert launch._bulk_copied(x)
-    assert not launch._bulk_copied(x[:, :1].expand(x.shape))
+    assert arguments._bulk_copied(x)
+    assert not arguments._bulk_copied(x[:, :1].expand(x.shape))
 
 
 @pytest.mark.parametrize(

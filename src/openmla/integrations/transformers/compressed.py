@@ -215,7 +215,7 @@ def _attended(
 
 
 def _list_of(mask: Any) -> Tensor | None:
-    """A mask that is a `window_list`; None where somebody gave another."""
+    """A mask that is a `window_list`; None for any other mask."""
     listed = isinstance(mask, Tensor) and mask.dim() == 3 and mask.dtype == torch.int32
     return mask if listed else None
 

@@ -110,7 +110,8 @@ def remove(model: nn.Module) -> None:
 
 
 def override(module: Any, name: str, function: Callable[..., Any]) -> None:
-    """Unless somebody else has done so, who may move weights to where they are needed."""
+    """Set a method of one module, unless another library has: accelerate's moves weights to where
+    they are needed."""
     if name not in module.__dict__:
         module.__dict__[name] = MethodType(function, module)
         module.__dict__.setdefault(_OVERRIDDEN, []).append(name)
@@ -152,7 +153,7 @@ def _rows(self: Any, latent: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _forward(shorter: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    """A module's `forward` by `shorter`, where nobody differentiates or traces it."""
+    """A module's `forward` by `shorter`, where it is neither differentiated nor traced."""
     differentiated = torch.is_grad_enabled() or torch.compiler.is_compiling()
     if differentiated or not runs_on_openmla(self.config):
         return type(self).forward(self, *args, **kwargs)

@@ -101,7 +101,7 @@ def fill(slots: Any, platform: Any) -> bool:
             nearest="vLLM 0.32",
         )
     there = {name: getattr(slots, name) for name in SLOTS}
-    if any(_somebody_elses(name, function) for name, function in there.items()):
+    if any(_is_foreign(name, function) for name, function in there.items()):
         return False
     for name, function in SLOTS.items():
         setattr(slots, name, function)
@@ -115,7 +115,8 @@ def _unserved(platform: Any) -> bool:
     return capability is not None and (capability.major, capability.minor) in CHIPS
 
 
-def _somebody_elses(name: str, function: Any) -> bool:
+def _is_foreign(name: str, function: Any) -> bool:
+    """Whether a slot holds a function that is neither openmla's nor DeepGEMM's."""
     if function is None or function is SLOTS[name]:
         return False
     public = name.removeprefix("_").removesuffix("_impl")

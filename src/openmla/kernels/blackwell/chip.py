@@ -29,7 +29,7 @@ class Worker(NamedTuple):
 
 
 class Partitioned:
-    """A kernel in partitions. Subclasses say what it allocates and who works in it."""
+    """A kernel in partitions. Subclasses say what it allocates and which partitions it has."""
 
     @property
     def workers(self) -> Sequence[Worker]:

@@ -23,9 +23,9 @@ from openmla.kernels.blackwell.pair.plan import (
     can_split,
     joins,
     pair_config,
+    pair_config_dequantized,
     pair_config_joined,
-    pair_config_once,
-    why_slower_joined,
+    why_slow_for_large_pools,
 )
 from openmla.kernels.blackwell.sparse.plan import SparseConfig, SparseKernel, sparse_config
 from openmla.modular.blackwell.sparse.shape import CTA_HEADS
@@ -326,13 +326,13 @@ _ROWS_KERNELS = (
     _pair("sparse_pair", "sparse", _ROWS_16_BITS),
     _one_cta("sparse", "sparse", _ROWS_16_BITS),
     _pair("sparse_fp8", "sparse", alike("e4m3"), heads=_HEADS, coarse=COARSE),
-    _pair("sparse_fp8_rows_pair", "sparse", _FP8_CACHES, pair_config_once),
+    _pair("sparse_fp8_rows_pair", "sparse", _FP8_CACHES, pair_config_dequantized),
     _one_cta("sparse_fp8_rows", "sparse", _FP8_ROWS),
     _pair(
         *("attend_pair", "sparse", ()),
         choose=pair_config_joined,
         serves=Serves(_SOURCES, (_SEVERAL,)),
-        slower=why_slower_joined,
+        slower=why_slow_for_large_pools,
     ),
     _one_cta(
         *("attend", "sparse", ()),
@@ -343,12 +343,12 @@ _ROWS_KERNELS = (
     _one_cta("latent", "latent", _ROWS_BF16, _SHORT_WINDOWS),
     _pair(
         *("latent_fp8_rows_pair", "latent", _FP8_PAGES),
-        choose=pair_config_once,
+        choose=pair_config_dequantized,
         limits=(_COLUMNS_OF_V4,),
     ),
     _pair(
         *("latent_fp8_rows_split_pair", "latent", _FP8_PAGES),
-        choose=pair_config_once,
+        choose=pair_config_dequantized,
         heads=_CTA_HEADS,
         limits=(_LONG_TABLES, _COLUMNS_OF_V4),
     ),

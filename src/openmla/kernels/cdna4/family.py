@@ -81,7 +81,6 @@ def _dense_8(problem: Problem, target: Target) -> Dense8:
 
 
 def _dense_block(block: DenseBlock, problem: Problem) -> Block:
-    widths = block.D_QK, block.DEPTH, block.config.element_bytes
     keys = [Wanted(f"K{i}", "k", block.k_slot_bytes) for i in range(block.k_slots)]
     values = [Wanted(f"V{i}", "v", block.v_slot_bytes) for i in range(block.v_slots - 1)]
     scales = [Wanted("scales", "scale", block.scale_bytes)] if block.scale_bytes else []
@@ -94,7 +93,16 @@ def _dense_block(block: DenseBlock, problem: Problem) -> Block:
         threads=block.NUM_THREADS,
         registers=block.NUM_THREADS * LANE_REGISTERS,
         memory=lay_out([Wanted("Q", "q", block.q_bytes), *keys, *values, *scales], LDS_BYTES),
-        pipeline=Pipeline(2, block.BM // 2, block.KV_BLOCK, *widths, block.k_slots, block.v_slots),
+        pipeline=Pipeline(
+            groups=2,
+            rows=block.BM // 2,
+            keys=block.KV_BLOCK,
+            d_qk=block.D_QK,
+            d_v=block.DEPTH,
+            element=block.config.element_bytes,
+            k_slots=block.k_slots,
+            v_slots=block.v_slots,
+        ),
     )
 
 
@@ -128,7 +136,6 @@ def _sparse_block(block: MlaSparse16, problem: Problem) -> Block:
     wanted += [Wanted(f"rope {i}", "rope", block.rope_bytes) for i in stages]
     wanted += [Wanted(f"indices {i}", "index", block.index_bytes) for i in stages]
     wanted.append(Wanted("P between waves", "p", block.p_bytes))
-    widths = block.latent + block.rope, block.latent, 2
     return Block(
         tile_rows=block.BM,
         tile_keys=block.B_TOPK,
@@ -136,7 +143,16 @@ def _sparse_block(block: MlaSparse16, problem: Problem) -> Block:
         threads=block.num_warps * WAVE,
         registers=block.num_warps * WAVE * LANE_REGISTERS,
         memory=lay_out(wanted, LDS_BYTES),
-        pipeline=Pipeline(1, block.BM, block.B_TOPK, *widths, block.num_kv_stages, 0),
+        pipeline=Pipeline(
+            groups=1,
+            rows=block.BM,
+            keys=block.B_TOPK,
+            d_qk=block.latent + block.rope,
+            d_v=block.latent,
+            element=2,
+            k_slots=block.num_kv_stages,
+            v_slots=0,
+        ),
     )
 
 

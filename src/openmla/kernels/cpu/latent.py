@@ -3,8 +3,8 @@
 Called by kernels/launch.py only. All heads of a token read the same rows, so a tile is tokens ×
 heads rows of one matrix product, and a cache row is fetched (and dequantized) once per tile. A tile
 is the piece of work that one thread takes. A request that is one tile alone (decode, and the last
-tokens of a prompt) is divided by ranges of its keys instead: by its own lengths, never by who else
-is in the batch.
+tokens of a prompt) is divided by ranges of its keys instead: by its own lengths, never by those of
+others in the batch.
 """
 
 from typing import NamedTuple

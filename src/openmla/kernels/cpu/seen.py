@@ -31,7 +31,7 @@ AT_ONCE = 256
 MOST_ROWS = 2**16
 """Rows that are kept dequantized for a call, 64 MB of 512 columns."""
 LOOKED_AT = 16
-"""Rows of a pool, for each entry of the lists, of which it is worth to know who is named."""
+"""Rows of a pool, for each entry of the lists, up to which it pays to mark those that are named."""
 FLOPS_PER_COLUMN = 32.0
 """What dequantizing takes, in operations of a matrix product."""
 
@@ -75,7 +75,7 @@ def seen_by(source: Source, first: int, last: int) -> Seen:
 
 
 def longest(source: Source) -> int:
-    """As many rows as a query asks for at most, whether they are there or not."""
+    """Most rows that a query asks for, whether they are there or not."""
     if isinstance(source, Listed):
         return source.most
     if not source.begin.numel():

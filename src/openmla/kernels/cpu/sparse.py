@@ -3,14 +3,14 @@
 Called by kernels/launch.py only. A piece of work is a few neighboring tokens. For each of them:
 find the rows that count, source by source, fetch them in blocks, and multiply them with all heads
 at once, in one softmax. What is not a product is done for all tokens of a piece in one operation.
-Products are made token by token, so bits do not depend on who else is in the piece.
+Products are made token by token, so bits do not depend on the other tokens of the piece.
 
 What neighbors see in common is fetched once: the positions of spans for all tokens of a piece, and
 quantized rows that lists name often for the whole call (seen.py). Each token multiplies a slice.
 
 The blocks of a token are divided into ranges by their number alone, so that a few tokens keep
-several cores busy; ranges are merged in their order, whoever computed them. Scratch memory is one
-block of rows per token of a piece, for each thread, and 64 MB of rows that lists name often.
+several cores busy; ranges are merged in their order, whichever thread computed them. Scratch memory
+is one block of rows per token of a piece, for each thread, and 64 MB of rows that lists name often.
 """
 
 from typing import NamedTuple
@@ -62,8 +62,7 @@ def sparse(config: CpuConfig, op: Sparse, results: Results) -> None:
         _few(config, op, results, flops)
         return
     sources = tuple(read_once(source) for source in op.sources)
-    turn = op.turn_back if isinstance(op, AttendOperands) else None
-    op = AttendOperands(op.q, sources, op.d_v, op.weights, turn)
+    op = AttendOperands(op.q, sources, op.d_v, op.weights, op.turn_back)
     spans = [isinstance(source, Span) for source in op.sources]
     together = config.tokens_together(heads, keys, total, shared=all(spans))
     tokens = config.tokens_together(heads, keys, total, shared=True) if any(spans) else together
@@ -147,7 +146,7 @@ def _store(
 
 def turned_back(op: Sparse, tokens: slice, rows: Finished) -> Finished:
     """Rows of tokens with their last columns turned back, if the call asks for it."""
-    turn = op.turn_back if isinstance(op, AttendOperands) else None
+    turn = op.turn_back
     if turn is None:
         return rows
     cos, sin = (x.unsqueeze(1) for x in turn.cos_sin(tokens))

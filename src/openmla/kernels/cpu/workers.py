@@ -3,17 +3,17 @@
 torch's operators divide themselves: every product and every exponential is a parallel region with a
 barrier at its end. Where cores are shared, a barrier waits for whichever thread the system has put
 aside, and a call of a thousand small regions takes a hundred times as long as on one core. So the
-kernels hand out pieces that nobody has to wait for (a few tokens, a tile, a panel), and inside of a
-piece torch is told to use one thread:
+kernels hand out pieces that no thread has to wait for (a few tokens, a tile, a panel), and inside
+of a piece torch is told to use one thread:
 
     caller    piece 0 ---- piece 2 ---- piece 3 ---- ...        torch.set_num_threads(1), restored
     helper    piece 1 ----------------- piece 4 ---- ...        one thread, always
 
-A piece does not know who computes it or how many others there are: neither do its bits.
+Which thread computes a piece, and how many pieces there are, does not change its bits.
 
 torch keeps the number of threads per thread, but a thread that asks for the first time gets the
-number that was set last. A thread of somebody else that calls torch for the first time during a
-call of ours therefore stays with one.
+number that was set last. Another library's thread that calls torch for the first time during a call
+of ours therefore stays with one.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def divide(
                 try:
                     results[number] = work(scratch, items[number])
                 except BaseException:
-                    with suppress(Empty):  # nobody wants the other pieces any more
+                    with suppress(Empty):  # the other pieces are not wanted any more
                         while True:
                             left.get_nowait()
                     raise

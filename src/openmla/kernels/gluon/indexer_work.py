@@ -1,6 +1,6 @@
 """Work items of the indexer's scores, a block of queries and a range of keys, and their loads.
 
-Hopper and Blackwell share this: both load by TMA. What differs is who multiplies and who adds up.
+Hopper and Blackwell share this: both load by TMA. Which partitions multiply and add up differs.
 
 Programs are persistent. One warp of each, the producer, fetches work-item numbers from an atomic
 counter, finds out what they stand for, and loads that by TMA:

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from torch import Tensor
-
 from openmla.kernels.call import vector
 from openmla.planning.latent_split import MOST_ROWS
 from openmla.sources import Listed, Source
@@ -13,7 +11,7 @@ NO_SPANS: dict[str, Any] = {"request_ptr": None, "begin_ptr": None, "requests": 
 
 def places_of(source: Source) -> dict[str, Any]:
     """The list of every token, or its span of a line of the block table."""
-    entries = entries_of(source)
+    entries = source.indices if isinstance(source, Listed) else source.block_table
     entries = entries if entries.stride(1) == 1 else entries.contiguous()
     found = {
         "indices_ptr": entries,
@@ -30,8 +28,3 @@ def places_of(source: Source) -> dict[str, Any]:
         "topk": source.table_keys,
         "requests": entries.shape[0],
     }
-
-
-def entries_of(source: Source) -> Tensor:
-    """The lists, or the block table."""
-    return source.indices if isinstance(source, Listed) else source.block_table

@@ -17,7 +17,7 @@ SOURCES = {"angles_ptr": "turn_table", "positions_ptr": "turn_positions"}
 
 
 class Angles(NamedTuple):
-    """By what results are turned back."""
+    """The angles by which results are turned back."""
 
     table: Any
     """A line of cosines, then sines, for each position; None: nothing is turned."""
@@ -25,7 +25,7 @@ class Angles(NamedTuple):
     """The line of the table that each token turns by."""
     lines: Any
     stride: Any
-    """From a line to the next."""
+    """Elements from a line to the next."""
 
 
 @gluon.jit

@@ -18,13 +18,13 @@ from openmla.kernels.hopper.dense_fp8.plan import (
 from openmla.kernels.hopper.indexer.plan import INDEX_KERNELS
 from openmla.kernels.hopper.latent.plan import (
     CHUNKED_CACHES,
-    ONCE_CACHES,
     ROW_CACHES,
+    WHOLE_POOL_CACHES,
     HopperLatentConfig,
+    dequantizes_pools,
     most_places,
-    reads_once,
     select_hopper_latent_config,
-    why_slower_once,
+    why_slow_for_large_pools,
 )
 from openmla.kernels.hopper.latent_fp8.plan import (
     HopperLatentFp8Config,
@@ -34,10 +34,10 @@ from openmla.kernels.hopper.sparse_backward.plan import HOPPER_SPARSE_BACKWARD
 from openmla.planning.dequantize import (
     DEQUANTIZED_CAP,
     CacheRead,
+    in_kernel_read,
     listed_cache_read,
     mean_length,
     named_pages_read,
-    read_once,
     sources_read,
     whole_pools_read,
 )
@@ -116,7 +116,14 @@ def _dense_block(config: HopperDenseConfig, problem: Problem) -> Block:
         memory=config.smem_map,
         registers=config.registers.most,
         pipeline=Pipeline(
-            config.num_qo, 64, config.BN, config.d_qk, config.d_v, VALUE_BYTES, ring, ring
+            groups=config.num_qo,
+            rows=64,
+            keys=config.BN,
+            d_qk=config.d_qk,
+            d_v=config.d_v,
+            element=VALUE_BYTES,
+            k_slots=ring,
+            v_slots=ring,
         ),
     )
 
@@ -142,13 +149,13 @@ def _latent(problem: Problem, target: Target) -> HopperLatentConfig:
         latent=problem.d_nope,
         rope=problem.d_rope,
         gather="indices" if problem.form == "sparse" else "pages",
-        draws=problem.form == "latent" or (problem.has_topk_lengths and not several),
+        dynamic=problem.form == "latent" or (problem.has_topk_lengths and not several),
         sm_count=target.sm_count,
         invariant=problem.invariant,
         range_keys=problem.range_keys,
     )
     config = replace(config, few=config.few_queries(problem))
-    if reads_once(problem):
+    if dequantizes_pools(problem):
         config = replace(config, cache_read=whole_pools_read(problem))
     elif any(name in ROW_CACHES for name in formats):
         config = replace(config, cache_read=_cache_read(problem, config))
@@ -161,7 +168,7 @@ def _latent_fp8(problem: Problem, target: Target) -> HopperLatentFp8Config:
         latent=problem.d_nope,
         rope=problem.d_rope,
         gather="indices" if problem.form == "sparse" else "pages",
-        draws=problem.form == "latent" or problem.has_topk_lengths,
+        dynamic=problem.form == "latent" or problem.has_topk_lengths,
         scaled=problem.has_k_scale or problem.kv_dtype in _CACHES,
         sm_count=target.sm_count,
     )
@@ -170,11 +177,11 @@ def _latent_fp8(problem: Problem, target: Target) -> HopperLatentFp8Config:
 def _cache_read(problem: Problem, config: HopperLatentConfig) -> CacheRead:
     rows, width = problem.total_k, problem.d_qk
     if config.few:
-        return read_once(problem.total_q * problem.most_rows, width)
+        return in_kernel_read(problem.total_q * problem.most_rows, width)
     if problem.is_attend:
         return sources_read(problem, config.row_blocks, config.sm_count)
     if problem.window:
-        return read_once(problem.total_q * problem.window, width)  # few rows of a request
+        return in_kernel_read(problem.total_q * problem.window, width)  # few rows of a request
     if config.gather == "indices":
         return listed_cache_read(
             problem.total_q, problem.topk, rows, config.row_blocks, width, config.sm_count
@@ -184,7 +191,6 @@ def _cache_read(problem: Problem, config: HopperLatentConfig) -> CacheRead:
 
 
 def _latent_block(config: HopperLatentConfig, problem: Problem, element: int = 2) -> Block:
-    slots = 2 * config.num_kv_stages
     return Block(
         tile_rows=config.BM,
         tile_keys=config.keys_per_step,
@@ -193,7 +199,15 @@ def _latent_block(config: HopperLatentConfig, problem: Problem, element: int = 2
         memory=config.smem_map,
         registers=config.registers.most,
         pipeline=Pipeline(
-            2, 64, 64, config.width, config.latent, element, slots, 0, shares_keys=False
+            groups=2,
+            rows=64,
+            keys=64,
+            d_qk=config.width,
+            d_v=config.latent,
+            element=element,
+            k_slots=2 * config.num_kv_stages,
+            v_slots=0,
+            shares_keys=False,
         ),
     )
 
@@ -241,7 +255,7 @@ _ONE_LIST: dict[Field, Allowed] = {
 _CACHES = ("fp8_token",)
 _FP8_ROWS = {**_ROWS, ("d_nope", "d_v"): OneOf((512, 512)), "d_rope": OneOf(0, 64)}
 _FP8_OVER_CACHES = tuple(("e4m3", name, name, name) for name in _CACHES)
-_BF16_OVER_CACHES = tuple(("bf16", name, name, name) for name in (*ROW_CACHES, *ONCE_CACHES))
+_BF16_OVER_CACHES = tuple(("bf16", name, name, name) for name in (*ROW_CACHES, *WHOLE_POOL_CACHES))
 # Rows of several sources.
 _SOURCES = ("bf16", *CHUNKED_CACHES)
 
@@ -290,13 +304,13 @@ _V4_WIDTHS: Limit[Problem] = Limit(
     lambda p: p.kv_dtype not in CHUNKED_CACHES or (p.d_nope, p.d_rope) == (512, 0),
     lambda p: f"kv_dtype {p.kv_dtype} at {p.d_nope} + {p.d_rope} columns: 512 + 0 are served",
 )
-_ONCE_WIDTHS: Limit[Problem] = Limit(
-    lambda p: p.kv_dtype not in ONCE_CACHES or FORMATS[p.kv_dtype].takes(p.d_nope, p.d_rope),
+_POOL_WIDTHS: Limit[Problem] = Limit(
+    lambda p: p.kv_dtype not in WHOLE_POOL_CACHES or FORMATS[p.kv_dtype].takes(p.d_nope, p.d_rope),
     lambda p: f"kv_dtype {p.kv_dtype} at {p.d_nope} + {p.d_rope} columns: there are none",
 )
-_ONCE_FITS: Limit[Problem] = Limit(
-    lambda p: not reads_once(p) or _once_bytes(p) <= DEQUANTIZED_CAP,
-    lambda p: f"a workspace of dequantized pools of {_once_bytes(p)} bytes > {DEQUANTIZED_CAP}",
+_POOLS_FIT: Limit[Problem] = Limit(
+    lambda p: not dequantizes_pools(p) or _pool_bytes(p) <= DEQUANTIZED_CAP,
+    lambda p: f"a workspace of dequantized pools of {_pool_bytes(p)} bytes > {DEQUANTIZED_CAP}",
 )
 _SEVERAL: Limit[Problem] = Limit(
     lambda p: p.is_attend,
@@ -320,7 +334,7 @@ _COUNTED: Limit[Problem] = Limit(
 )
 
 
-def _once_bytes(problem: Problem) -> int:
+def _pool_bytes(problem: Problem) -> int:
     """Bytes of all rows of all pools in bf16."""
     return 2 * problem.d_qk * sum(source.total_k for source in problem.sources)
 
@@ -357,7 +371,7 @@ _rows_kernel = partial(
     config=HopperLatentConfig,
     choose=_latent,
     variant=HopperLatentConfig.variant,
-    slower=why_slower_once,
+    slower=why_slow_for_large_pools,
     block=_latent_block,
     launcher="openmla.kernels.hopper.latent.launch",
 )
@@ -422,8 +436,8 @@ HOPPER = Family(
             },
             _WINDOW_VARIES,
             _V4_WIDTHS,
-            _ONCE_WIDTHS,
-            _ONCE_FITS,
+            _POOL_WIDTHS,
+            _POOLS_FIT,
             RANGES_FIT,
             _PARTS_COUNTED,
             explain=_latent_lines,
@@ -439,8 +453,8 @@ HOPPER = Family(
                 **_LISTS,
             },
             _V4_WIDTHS,
-            _ONCE_WIDTHS,
-            _ONCE_FITS,
+            _POOL_WIDTHS,
+            _POOLS_FIT,
         ),
         _rows_kernel(
             "attend",

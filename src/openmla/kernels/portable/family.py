@@ -48,15 +48,22 @@ def _block(config: PortableConfig, problem: Problem) -> Block:
     ]
     q, p = Wanted("Q", "q", config.q_bytes, align=1), Wanted("P", "p", config.p_bytes, align=1)
     scratch = Wanted("scratch", "scratch", config.scratch_bytes, align=1)
-    widths = config.qk_cols, config.out_cols, config.element
-    v_slots = config.buffers if config.v_cols else 0
     return Block(
         tile_rows=config.BM,
         tile_keys=config.BN,
         stages=config.num_stages,
         threads=config.num_threads,
         memory=lay_out([q, *stages, p, scratch], config.smem_limit),
-        pipeline=Pipeline(1, config.BM, config.BN, *widths, config.buffers, v_slots),
+        pipeline=Pipeline(
+            groups=1,
+            rows=config.BM,
+            keys=config.BN,
+            d_qk=config.qk_cols,
+            d_v=config.out_cols,
+            element=config.element,
+            k_slots=config.buffers,
+            v_slots=config.buffers if config.v_cols else 0,
+        ),
     )
 
 

@@ -96,8 +96,8 @@ def window_origin(q_len, k_len, window, STEP: tl.constexpr):
 def split_count(tiles, k_len, PROGRAMS: tl.constexpr, MIN_KEYS: tl.constexpr):
     """Ranges of keys of a request with `tiles` tiles: 1 unless it leaves half of the GPU idle.
 
-    PROGRAMS, two per SM, is the most that a request is split into; 0 splits nothing. Depends on the
-    request alone, as openmla.plan's SplitRule does: its bits must not depend on its neighbors.
+    PROGRAMS, two per SM, is the most that a request is split into; 0 splits nothing. The request
+    alone decides, as in SplitRule of openmla.planning.split: its bits must not depend on others.
     """
     fill = tl.where(4 * tiles > PROGRAMS, 1, PROGRAMS // tl.maximum(tiles, 1))
     return tl.maximum(tl.minimum(fill, k_len // MIN_KEYS), 1)

@@ -19,7 +19,7 @@ class Result:
     message: str = ""
     """What went wrong, or why the call was refused."""
     family: str = ""
-    """Whose kernel ran."""
+    """Family of the kernel that ran."""
     poisoned: bool = False
     guarded: bool = False
     bound: float = 0.0

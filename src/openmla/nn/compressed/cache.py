@@ -191,7 +191,7 @@ class CompressedCache:
     state: CompressorState | None = None
     """Tokens of rows that are not complete; None at ratio 0."""
     key_state: CompressorState | None = None
-    """The same of the indexer's keys; None without an indexer."""
+    """Tokens of the indexer's keys that are not complete; None without an indexer."""
 
     def __post_init__(self) -> None:
         if self.keys is not None and self.rows is not None:

@@ -45,7 +45,7 @@ class CompressedConfig:
     topk: int = 0
     """Compressed rows that the indexer selects for each query; 0 without one."""
     eps: float = 1e-6
-    """Of all norms."""
+    """Epsilon of all norms."""
 
     @property
     def overlap(self) -> bool:

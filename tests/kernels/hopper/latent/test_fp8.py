@@ -15,7 +15,7 @@ from kernels.hopper.simulated import plan_of, run
 from kernels.judging import assert_right_clean_and_deaf_to_poison
 from openmla import dispatch
 from openmla.cache import LatentCache
-from openmla.kernels.gluon.dequantize.launch import Filling, addressed_once, lists_of
+from openmla.kernels.gluon.dequantize.launch import Filling, dequantized_operands, lists_of
 from openmla.lab.testing.build import BuiltCase, Outcome, build
 from openmla.lab.testing.case import Case
 from openmla.lab.testing.compare import judge
@@ -338,7 +338,7 @@ def test_named_rows_get_places(
     op = replace(built.operands, cache=cache, indices=lists, topk_lengths=lengths)
     assert isinstance(op, SparseOperands)
     workspace = Workspace(names=True, units=op.rows, may_overflow=False)
-    space = addressed_once(Filling(workspace, (512, 64), 2), op)
+    space = dequantized_operands(Filling(workspace, (512, 64), 2), op)
     with intercept() as reports:
         for call in space.calls:
             call.run()
@@ -361,7 +361,7 @@ def test_programs_for_every_row_of_a_pool_or_for_the_chip(rows: int, programs: i
     assert isinstance(op, SparseOperands)
     workspace = Workspace(names=False, units=op.rows, may_overflow=False)
     filling = Filling(workspace, (512, 64), sm_count=2)
-    (call,) = addressed_once(filling, op).calls
+    (call,) = dequantized_operands(filling, op).calls
     assert call.programs == programs
 
 

@@ -466,7 +466,7 @@ def test_bf16_sources_are_read_as_they_are() -> None:
     chosen = plan(plain, "h200")
     assert (chosen.backend, chosen.kernel_name) == ("hopper", "attend")
     assert chosen.config.cache_read.mode == "plain"
-    assert chosen.variant.few is None and not chosen.variant.rows[0].draws
+    assert chosen.variant.few is None and not chosen.variant.rows[0].dynamic
 
 
 @pytest.mark.parametrize(

@@ -78,8 +78,8 @@ DEFECTS = [
     ),
     split(
         "what programs begin with is numbered, and nobody computes the last ones",
-        "        number += begun\n        full += found.full\n",
-        "        full += found.full\n",
+        "        number += begun\n",
+        "        number += 0\n",
     ),
     split(
         "what programs begin with are no full ranges",

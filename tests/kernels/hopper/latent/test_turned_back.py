@@ -4,21 +4,16 @@ dequantized before; and defects that are found there."""
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
-import openmla.kernels.hopper as package
-import openmla.kernels.hopper.latent.launch as launcher
-from gluon_sim import Kind, Limits, intercept
-from kernels import mutants
+from gluon_sim import Kind
 from kernels.hopper.latent.defect import SparseDefect
+from kernels.hopper.latent.sources_defect import SourcesCase
 from kernels.judging import assert_clean
-from kernels.mutants import load_mutant, once
 from openmla import TurnBack, reference
 from openmla.kernels.hopper.few.plan import WIDTHS
 from openmla.lab.testing.build import Outcome
@@ -241,31 +236,18 @@ DEFECTS = [
 ]
 
 
-def run_on(launch: ModuleType, name: str, schedule: str, seed: int) -> tuple[set[Kind], bool]:
-    """What the simulator found, and whether the numbers are right. What nobody sees is NaN."""
-    op = operands(CASES[name])
-    results = new_results(op)
-    is_few = name == "few"
-    chosen = read_by(plan_on("h200", op, results, 0 if is_few else 2), "in_kernel")
-    assert (chosen.variant.few is not None) == is_few
-    options = {"schedule": schedule, "seed": seed, "limits": Limits(steps=60_000)}
-    with intercept(outputs=results.tensors(), **options) as reports:
-        for call in launch.calls(chosen, op, results):
-            call.run()
-    kinds = {kind for report in reports for kind in report.kinds()}
-    return kinds, compare(results, reference.of(op), columns=512).ok
+def case_of(name: str) -> SourcesCase:
+    """A case by its name."""
+    return SourcesCase(CASES[name], is_few=name == "few")
 
 
 @pytest.mark.seeded
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda d: d.name)
 def test_defect_is_found(defect: SparseDefect, tmp_path: Path) -> None:
-    edit = once(defect.old, defect.new)
-    mutant = load_mutant(package, defect.file, edit, "latent.launch", tmp_path)
-    mutants.assert_found(defect.kind, partial(run_on, mutant, defect.case))
+    case_of(defect.case).assert_found(defect, tmp_path)
 
 
 @pytest.mark.seeded
 @pytest.mark.parametrize("name", CASES)
 def test_the_kernels_themselves_are_clean_and_right(name: str) -> None:
-    for schedule, seed in mutants.RUNS[:2]:
-        assert run_on(launcher, name, schedule, seed) == (set(), True)
+    case_of(name).assert_clean_and_right()

@@ -72,9 +72,9 @@ def test_few_lists_are_three_launches() -> None:
 
 def test_lists_with_lengths_are_drawn_if_programs_have_more_than_one() -> None:
     lists = replace(LISTS, has_topk_lengths=True)
-    assert on_h200(lists).variant.rows == (replace(ROWS, draws=True),)
+    assert on_h200(lists).variant.rows == (replace(ROWS, dynamic=True),)
     some = on_h200(replace(lists, total_q=40))
-    assert some.variant.rows == (ROWS,) and some.config.draws
+    assert some.variant.rows == (ROWS,) and some.config.dynamic
 
 
 def test_fp8_rows_that_may_not_fit_have_two_launches() -> None:
@@ -89,13 +89,13 @@ def test_fp8_rows_that_may_not_fit_have_two_launches() -> None:
 @pytest.mark.parametrize(("page_size", "boxes"), [(64, True), (48, False)])
 def test_pages_of_whole_blocks_come_as_boxes(page_size: int, boxes: bool) -> None:
     [rows] = on_h200(replace(PAGES, page_size=page_size)).variant.rows
-    assert rows.boxes == boxes and rows.draws
+    assert rows.boxes == boxes and rows.dynamic
 
 
 def test_of_sequences_work_is_drawn_however_little_there_is() -> None:
     """Programs that begin with nothing find what is left before the others do."""
     [rows] = on_h200(replace(PAGES, batch=1, total_q=1)).variant.rows
-    assert rows.draws
+    assert rows.dynamic
 
 
 @pytest.mark.parametrize(("batch", "chunk"), [(32, 32), (33, 128)])

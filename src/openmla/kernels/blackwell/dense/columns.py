@@ -97,16 +97,16 @@ def output(tmem, out: gl.constexpr, TMEM: gl.constexpr):
 
 
 @gluon.jit
-def tell(tmem, tile: gl.constexpr, what: gl.constexpr, value, TMEM: gl.constexpr):
-    """Leave one number per row beside the weights of a tile: RESCALE, TOTAL or REFERENCE."""
+def store_row_value(tmem, tile: gl.constexpr, what: gl.constexpr, value, TMEM: gl.constexpr):
+    """Store one number per row beside the weights of a tile. what: RESCALE, TOTAL or REFERENCE."""
     REGS: gl.constexpr = row_registers(gl.float32, 1, TMEM.ctas)
     column = tmem.slice(TMEM.scores[tile] + TMEM.keys // 2 + what, 1)
     column.store(gl.convert_layout(value[:, None], REGS))
 
 
 @gluon.jit
-def told(tmem, tile: gl.constexpr, what: gl.constexpr, TMEM: gl.constexpr):
-    """The number per row that `tell` left beside the weights of a tile."""
+def load_row_value(tmem, tile: gl.constexpr, what: gl.constexpr, TMEM: gl.constexpr):
+    """The number per row that `store_row_value` left beside the weights of a tile."""
     REGS: gl.constexpr = row_registers(gl.float32, 1, TMEM.ctas)
     column = tmem.slice(TMEM.scores[tile] + TMEM.keys // 2 + what, 1).load(REGS)
     return gl.max(column, 1)

@@ -12,7 +12,13 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import mbarrier
 
-from openmla.kernels.blackwell.dense.columns import REFERENCE, RESCALE, TOTAL, row_registers, told
+from openmla.kernels.blackwell.dense.columns import (
+    REFERENCE,
+    RESCALE,
+    TOTAL,
+    load_row_value,
+    row_registers,
+)
 from openmla.kernels.gluon.compat import reinterpret
 from openmla.kernels.gluon.scores import normalize
 
@@ -47,7 +53,7 @@ def rescale(tmem, out: gl.constexpr, factor, TMEM: gl.constexpr):
 def correct(tmem, bars, tile: gl.constexpr, out: gl.constexpr, turn, j, TMEM: gl.constexpr):
     """Bring accumulator `out` to the reference of block j, the turn-th in score tile `tile`."""
     mbarrier.wait(bars.c_full.index(tile), turn & 1)
-    factor = told(tmem, tile, RESCALE, TMEM)
+    factor = load_row_value(tmem, tile, RESCALE, TMEM)
     if j > 0:
         mbarrier.wait(bars.o_full.index(out), (j - 1) & 1)
         rescale(tmem, out, factor, TMEM)
@@ -119,8 +125,8 @@ def finish(
 ):
     """Rows of out and lse from accumulator `out`, once all products are in it."""
     mbarrier.wait(bars.t_full.index(out), 0)
-    row_max = told(tmem, out, REFERENCE, TMEM)
-    row_sum = told(tmem, out, TOTAL, TMEM)
+    row_max = load_row_value(tmem, out, REFERENCE, TMEM)
+    row_sum = load_row_value(tmem, out, TOTAL, TMEM)
     inverse, lse, empty = normalize(row_max, row_sum, sink_ptr, work.head)
     lse_rows = results.lse
     if lse_rows.base is not None:

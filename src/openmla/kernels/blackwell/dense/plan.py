@@ -1,7 +1,8 @@
 """What the dense Blackwell kernel runs on, and how it is chosen.
 
-Tiles, stages and rings are the original's: `MLAConfig`, or without rope `FA4Config`, is asked for
-them. Where the kernel cannot follow, a plan differs:
+Tiles, stages and rings are those of the system that the kernel follows, "the original" here and
+beside it: `MLAConfig`, or without rope `FA4Config`, of openmla.modular. Where the kernel cannot
+follow, a plan differs:
 
 * Tiles have a power of two of keys, as tensors of Gluon do; the original's any multiple of 16.
 * Q and K without rope are one tile of columns, or two, each a power of two.

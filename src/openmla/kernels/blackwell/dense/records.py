@@ -246,7 +246,7 @@ class RingBarriers(NamedTuple):
 
 
 class Barriers(NamedTuple):
-    """All mbarriers; the table in kernel.py says who completes and who awaits them."""
+    """All mbarriers; the table in kernel.py says what completes each, and which partition waits."""
 
     ring: RingBarriers
     second: Any

@@ -164,9 +164,6 @@ class DenseKernel(Partitioned):
     @cached_property
     def block(self) -> Block:
         config, ring = self.config, self.config.num_kv_stages
-        widths = config.qk_depth, config.ov_depth, config.qkv_dtype_size
-        groups = 1 if config.single_o else 2
-        v_slots = -1 if config.use_fused_kv else ring
         return Block(
             tile_rows=config.BM * self.ctas,
             tile_keys=config.BN,
@@ -176,7 +173,14 @@ class DenseKernel(Partitioned):
             memory=self.memory(),
             tensor_memory=allocated(columns_of(config)),
             pipeline=Pipeline(
-                *(groups, Q_ROWS, config.BN, *widths, ring, v_slots),
+                groups=1 if config.single_o else 2,
+                rows=Q_ROWS,
+                keys=config.BN,
+                d_qk=config.qk_depth,
+                d_v=config.ov_depth,
+                element=config.qkv_dtype_size,
+                k_slots=ring,
+                v_slots=-1 if config.use_fused_kv else ring,
                 shares_keys=config.num_qo == 2,
                 v_element=config.pv_dtype_size,
             ),

@@ -31,7 +31,7 @@ from openmla.kernels.blackwell.dense.columns import (
     TOTAL,
     half_weights,
     row_registers,
-    tell,
+    store_row_value,
 )
 from openmla.kernels.blackwell.dense.records import KeyBits, Limits, SoftmaxState, TileScales
 from openmla.kernels.gluon.scores import MINUS_INF, SELECT, mask, opaque_zero, signed
@@ -198,7 +198,7 @@ def weigh(  # noqa: PLR0913
         mbarrier.arrive(bars.scales.empty.index(place), count=2 // READERS)
     highest = gl.maximum(gl.max(left, 1), gl.max(right, 1)) * factor
     new_max, rescale = moved(state.row_max, highest, HOW.threshold)
-    tell(tmem, tile, RESCALE, rescale, TMEM)
+    store_row_value(tmem, tile, RESCALE, rescale, TMEM)
     mbarrier.arrive(bars.c_full.index(tile), count=1)
     shift = gl.where(new_max == MINUS_INF, 0.0, new_max)[:, None]
     left = gl.exp2(left * factor - shift)
@@ -296,8 +296,8 @@ def softmax_two(
                 TMEM,
             )
     if blocks > 0:
-        tell(tmem, WHO, REFERENCE, state.row_max, TMEM)
-        tell(tmem, WHO, TOTAL, state.row_sum, TMEM)
+        store_row_value(tmem, WHO, REFERENCE, state.row_max, TMEM)
+        store_row_value(tmem, WHO, TOTAL, state.row_sum, TMEM)
         mbarrier.arrive(bars.t_full.index(WHO), count=1)
 
 
@@ -363,8 +363,8 @@ def softmax_one(tmem, bars, work, factor, scales, hidden, HOW: gl.constexpr, TME
                     TMEM,
                 )
     if blocks > 0:
-        tell(tmem, 0, REFERENCE, state.row_max, TMEM)
-        tell(tmem, 0, TOTAL, state.row_sum, TMEM)
+        store_row_value(tmem, 0, REFERENCE, state.row_max, TMEM)
+        store_row_value(tmem, 0, TOTAL, state.row_sum, TMEM)
         mbarrier.arrive(bars.t_full.index(0), count=1)
 
 

@@ -22,7 +22,7 @@ PART = 32  # of them are in registers at a time
 FP32 = 4
 BOX_STEP = 32  # rows: a copy of fp32 scales begins at a multiple of 128 bytes of shared memory
 LARGEST_BOX = 64  # keys of one copy
-PIECE_FIELDS = 4
+ITEM_FIELDS = 4
 THREADS = 384  # 12 warps: two partitions of sums, and those that multiply and load
 REGISTERS_AT_LAUNCH = 168  # of a thread: 12 warps share 65536
 
@@ -39,7 +39,7 @@ class BlackwellScoresConfig(Limited):
     stages: int = 4
     query_stages: int = 2
     chunk: int = 2048
-    """Keys of a piece of work, as on Hopper."""
+    """Keys of a work item, as on Hopper."""
     registers: tuple[int, int, int] = (192, 24, 24)
     """Registers per thread: second partition of sums, the one that multiplies, the producer."""
 
@@ -66,13 +66,13 @@ class BlackwellScoresConfig(Limited):
         yield Wanted("K", "k", keys * DIM, align=128)
         yield Wanted("k_scale", "k", keys * FP32, align=128)
         yield Wanted("weights", "q", self.tiles * COLUMNS * FP32)
-        yield Wanted("pieces", "info", self.query_stages * PIECE_FIELDS * 4)
+        yield Wanted("work items", "info", self.query_stages * ITEM_FIELDS * 4)
         counts = {
             "Q ready": self.query_stages,
             "Q empty": self.query_stages,
             "K ready": self.stages,
             "K empty": self.stages,
-            "piece ready": self.query_stages,
+            "item ready": self.query_stages,
             "product ready": self.tiles,
             "product empty": self.tiles,
         }
@@ -93,7 +93,7 @@ class BlackwellScoresConfig(Limited):
         return [
             f"{self.tiles} tiles x {queries} queries x {self.heads} heads = N {COLUMNS}, "
             f"blocks of {self.BN} keys, {self.stages} stages",
-            f"pieces of {self.block_queries} queries x {self.chunk} keys, drawn by "
+            f"work items of {self.block_queries} queries x {self.chunk} keys, fetched by "
             f"{self.sm_count} blocks",
         ]
 

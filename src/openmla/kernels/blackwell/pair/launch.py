@@ -26,8 +26,8 @@ from openmla.kernels.blackwell.sparse.launch import (
 from openmla.kernels.blackwell.sparse.records import Indexing
 from openmla.kernels.call import Call, angles_of, strides, vector
 from openmla.kernels.gluon.compat import pair_tmem_layout, tmem_reg_layout
-from openmla.kernels.gluon.dequantize.launch import Filling, addressed_once, joined_sources
-from openmla.kernels.gluon.places import NO_SPANS, entries_of, places_of
+from openmla.kernels.gluon.dequantize.launch import Filling, dequantized_operands, joined_sources
+from openmla.kernels.gluon.places import NO_SPANS, places_of
 from openmla.kernels.gluon.ranges.launch import group_of, groups, merge_call, partial_results
 from openmla.operands import AttendOperands, LatentOperands, Results, SparseOperands, data_of
 from openmla.planning import Plan
@@ -50,7 +50,7 @@ def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
     """The kernel calls of a launch; none for an empty output."""
     if not results.out.numel():
         return
-    if not has_keys(op):
+    if not op.has_keys:
         results.clear()  # there are no keys, and a descriptor cannot describe an empty tensor
         return
     kernel, chip = PairKernel(plan.config, plan.problem), target_by_name(plan.target)
@@ -60,7 +60,7 @@ def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
         assert not isinstance(op, LatentOperands)
         placed = _sources(kernel, op, Filling(WHOLE, columns, chip.sm_count))
     elif workspace is not None:
-        space = addressed_once(Filling(workspace, columns, chip.sm_count), op)
+        space = dequantized_operands(Filling(workspace, columns, chip.sm_count), op)
         yield from space.calls
         placed = _listed(space.operands)
     else:
@@ -89,7 +89,7 @@ def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
         "heads": heads,
         "page_step": rows.page_step,
         "row_step": rows.row_step,
-        **angles_of(op.turn_back if isinstance(op, AttendOperands) else None),
+        **angles_of(op.turn_back),
     }
     yield from _launches(plan, op, results, arguments, max(chip.sm_count // 2, 1))
 
@@ -102,13 +102,6 @@ class Placed(NamedTuple):
     indexing: Indexing
     calls: tuple[Call, ...] = ()
     """Launches that bring the rows there."""
-
-
-def has_keys(op: Operands) -> bool:
-    """Whether anybody could see a key."""
-    if isinstance(op, LatentOperands):
-        return bool(op.cache.rows and op.block_table.numel())
-    return any(source.count and entries_of(source).numel() for source in op.sources)
 
 
 def _listed(op: SparseOperands | LatentOperands) -> Placed:

@@ -1,9 +1,10 @@
 """What the kernel of a CTA pair runs on, what it takes of each of its two SMs, and why.
 
-Of the original's plan for 128 heads (`MLAPrefillSparse`, or in FP8 `MLAPrefillSparseQKVFP8`) the
-kernel keeps the heads of a CTA, the columns and the two atoms of the output. All of Q stays in
-shared memory, since Triton refuses a pair's product of 64 rows a CTA that takes Q from tensor
-memory; so its steps are twice as long, Q is read half as often, and K and V share one ring.
+"The original" is the system that the kernel follows, `MLAPrefillSparse` of openmla.modular, or in
+FP8 `MLAPrefillSparseQKVFP8`. Of its plan for 128 heads the kernel keeps the heads of a CTA, the
+columns and the two atoms of the output. All of Q stays in shared memory, since Triton refuses a
+pair's product of 64 rows a CTA that takes Q from tensor memory; so its steps are twice as long, Q
+is read half as often, and K and V share one ring.
 """
 
 from collections.abc import Iterator
@@ -128,9 +129,9 @@ def pair_config_joined(problem: Problem, target: Target | None = None) -> PairCo
     return config
 
 
-def why_slower_joined(config: object, problem: Problem) -> str:
+def why_slow_for_large_pools(config: object, problem: Problem) -> str:
     """Why large pools are slower here than in the portable kernel, which reads rows where they lie.
-    By the pools alone: other kernels give other bits."""
+    The pools alone decide, since another kernel gives other bits."""
     rows = sum(source.total_k for source in problem.sources)
     if not joins(problem) or rows <= MOST_JOINED:
         return ""
@@ -143,7 +144,7 @@ def can_split(problem: Problem) -> bool:
     return LatentSplit(problem.heads, problem.d_v).can_split(problem.most_keys)
 
 
-def pair_config_once(problem: Problem, target: Target) -> PairConfig:
+def pair_config_dequantized(problem: Problem, target: Target) -> PairConfig:
     """A pair over rows that were dequantized before, if a workspace may hold all of the cache: a
     question of the cache alone, since other kernels give other bits."""
     config = pair_config(problem)
@@ -251,7 +252,6 @@ class PairKernel(Partitioned):
     @cached_property
     def block(self) -> Block:
         config = self.config
-        widths = config.qk_depth, config.v_depth, self.size
         # The maxima and sums of rows meet where the arguments were: two warps share a row.
         exchanged = ROWS * 2 * 4
         cells = KEYS // 2
@@ -265,7 +265,16 @@ class PairKernel(Partitioned):
             registers=self.block_registers,
             memory=self.memory(exchanged),
             tensor_memory=columns,
-            pipeline=Pipeline(1, ROWS, KEYS, *widths, self.slots, -1),
+            pipeline=Pipeline(
+                groups=1,
+                rows=ROWS,
+                keys=KEYS,
+                d_qk=config.qk_depth,
+                d_v=config.v_depth,
+                element=self.size,
+                k_slots=self.slots,
+                v_slots=-1,
+            ),
         )
 
     def explain(self) -> list[str]:

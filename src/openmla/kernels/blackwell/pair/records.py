@@ -77,7 +77,7 @@ class TensorMemory(NamedTuple):
 
 
 class Barriers(NamedTuple):
-    """All mbarriers; the table in kernel.py says who completes and who awaits them."""
+    """All mbarriers; the table in kernel.py says what completes each, and which partition waits."""
 
     q_full: Any
     q_free: Any

@@ -4,8 +4,8 @@ The rows of a token are listed, or (rows.py) those that it sees of its sequence 
 a span of positions there. With a second source, its rows follow in steps of their own.
 
 A CTA serves one token and up to 64 of its heads, padded to the 64 rows of a product, and walks the
-token's list of rows B_TOPK = 64 at a time. The kernel obeys an `MLASparseConfig` of one CTA; for
-plans of a pair see pair/kernel.py.
+token's list of rows B_TOPK = 64 at a time, by the numbers of a `SparseConfig`. Pairs of CTAs have
+pair/kernel.py.
 
 | partition | warps | does |
 |---|---|---|
@@ -262,7 +262,7 @@ def sparse_kernel(  # noqa: PLR0913
     REGISTERS: gl.constexpr,
     TURNED: gl.constexpr,
 ):
-    """These constants are records:
+    """One token and up to 64 of its heads. These constants are records:
 
     | constant | record |
     |---|---|

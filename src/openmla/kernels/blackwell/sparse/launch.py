@@ -32,7 +32,7 @@ from openmla.kernels.blackwell.sparse.records import (
 from openmla.kernels.call import Call, angles_of, strides, vector
 from openmla.kernels.gluon.compat import tmem_reg_layout
 from openmla.kernels.gluon.descriptors import box_strides, tile_layout
-from openmla.kernels.gluon.places import NO_SPANS, entries_of, places_of
+from openmla.kernels.gluon.places import NO_SPANS, places_of
 from openmla.kernels.gluon.upcast.launch import upcast
 from openmla.operands import AttendOperands, LatentOperands, Results, SparseOperands
 from openmla.planning import Plan
@@ -119,7 +119,7 @@ def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
         "scale_ptr": source.scales.tensor,
         "scale_stride_page": source.scales.page_step,
         "scale_stride_row": source.scales.row_step,
-        **angles_of(op.turn_back if isinstance(op, AttendOperands) else None),
+        **angles_of(op.turn_back),
     }
     yield Call(sparse_kernel, tokens * blocks, arguments)
 
@@ -151,7 +151,7 @@ def _listed(config: SparseConfig, op: SparseOperands | LatentOperands) -> Placed
 
 def _sources(config: SparseConfig, op: AttendOperands) -> Placed | None:
     """Lists and spans of one source or of two that have rows; None where none has."""
-    there = [source for source in op.sources if source.count and entries_of(source).numel()]
+    there = [source for source in op.sources if source.has_rows]
     if not there:
         return None
     rows = [source_of(source.rows, config.qk_depth, config.v_depth) for source in there]

@@ -1,8 +1,8 @@
 """What the sparse Blackwell kernel of one CTA runs on, what it takes of an SM, and why.
 
-Heads, keys of a step, steps in flight and where Q lies are the original's: `MLAPrefillSparse` is
-asked for them. The kernel is written in Gluon, so some of its bytes are others;
-`SparseKernel.explain` says which.
+Heads, keys of a step, steps in flight and where Q lies are those of the system that the kernel
+follows, "the original": `MLAPrefillSparse` of openmla.modular. The kernel is written in Gluon, so
+some of its bytes are others; `SparseKernel.explain` says which.
 """
 
 from collections.abc import Iterator
@@ -248,7 +248,6 @@ class SparseKernel(Partitioned):
     def block(self) -> Block:
         config = self.config
         rows, keys = config.padded_num_q_heads, config.B_TOPK
-        widths = config.qk_depth, config.v_depth, config.qkv_dtype_size
         return Block(
             tile_rows=rows,
             tile_keys=keys,
@@ -257,7 +256,16 @@ class SparseKernel(Partitioned):
             registers=self.block_registers,
             memory=self.memory(),
             tensor_memory=allocated(self._columns()),
-            pipeline=Pipeline(1, rows, keys, *widths, config.num_mbars, 0),
+            pipeline=Pipeline(
+                groups=1,
+                rows=rows,
+                keys=keys,
+                d_qk=config.qk_depth,
+                d_v=config.v_depth,
+                element=config.qkv_dtype_size,
+                k_slots=config.num_mbars,
+                v_slots=0,
+            ),
         )
 
     def _columns(self) -> tuple[Columns, ...]:

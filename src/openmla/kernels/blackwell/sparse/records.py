@@ -295,7 +295,7 @@ class Tiles(NamedTuple):
 
 
 class Barriers(NamedTuple):
-    """All mbarriers; the table in kernel.py says who completes and who awaits them."""
+    """All mbarriers; the table in kernel.py says what completes each, and which partition waits."""
 
     q_ready: Any
     q_copied: Any

@@ -17,7 +17,7 @@ from openmla.kernels.cdna4.sparse.kernel import sparse_kernel
 from openmla.kernels.cdna4.sparse.plan import MlaSparse16, RowsVariant
 from openmla.kernels.cdna4.sparse.records import RowsBlock, RowsLayouts
 from openmla.kernels.cdna4.sparse.sources import attend_kernel
-from openmla.kernels.gluon.places import NO_SPANS, entries_of, places_of
+from openmla.kernels.gluon.places import NO_SPANS, places_of
 from openmla.kernels.gluon.ranges.launch import merge_call, partial_results
 from openmla.modular.cdna4.layout.dma import WAVE
 from openmla.operands import AttendOperands, LatentOperands, Results, SparseOperands
@@ -75,7 +75,7 @@ def calls(
 
 def _over_sources(block: MlaSparse16, op: AttendOperands, results: Results) -> Iterator[Call]:
     """One launch over all sources that have rows."""
-    sources = [x for x in op.sources if x.count and entries_of(x).numel()]
+    sources = [source for source in op.sources if source.has_rows]
     if not sources:
         results.clear()
         return

@@ -142,7 +142,7 @@ class TokenSpans(NamedTuple):
 
 
 class OnlineSoftmax(NamedTuple):
-    """What has been made of the rows so far: see cdna4/softmax.py."""
+    """The running softmax of the rows so far: see cdna4/softmax.py."""
 
     output: Any
     shift: Any

@@ -38,7 +38,7 @@ class CpuIndexConfig:
     """Queries that are widened at once: 4 MB of fp32. A multiple of the group."""
 
     def why_unsupported(self) -> str:
-        """Nothing is."""
+        """Every config runs."""
         return ""
 
     def explain(self) -> list[str]:

@@ -74,13 +74,13 @@ class _Workspace:
         self.products = torch.zeros(self.group * heads, self.size, **make)
 
     def take_queries(self, op: ScoresOperands, rows: list[int]) -> None:
-        """A batch; what was there before stays behind the last, and nobody reads its scores."""
+        """A batch; what was there before stays behind the last, and its scores are not read."""
         which = torch.tensor(rows, device="cpu")
         values = op.q.view(torch.uint8)[which].view(op.q.dtype)
         self.q[: len(rows)], self.weights[: len(rows), 0] = values, op.weights[which]
 
     def take_keys(self, values: Tensor, scales: Tensor) -> None:
-        """The keys of a block; what was there before stays behind the last, and nobody reads it."""
+        """The keys of a block; what was there before stays behind the last, and is not read."""
         self.keys[: values.shape[0]] = values
         self.scales[: values.shape[0]] = scales
 

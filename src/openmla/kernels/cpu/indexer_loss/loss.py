@@ -53,7 +53,7 @@ def loss(config: CpuLossConfig, op: LossOperands, out: Tensor) -> None:
 
 
 def gradients(config: CpuLossConfig, op: LossOperands, grads: LossGradients) -> None:
-    """Those of sum(loss * d_loss)."""
+    """Gradients of sum(loss * d_loss), into `grads`."""
     assert op.d_loss is not None
     grads.clear()
     d_k = torch.zeros(op.index_k.shape, dtype=torch.float32, device="cpu")
@@ -76,7 +76,7 @@ def gradients(config: CpuLossConfig, op: LossOperands, grads: LossGradients) -> 
 
 
 def _tiles(config: CpuLossConfig, op: LossOperands) -> Iterator[Tile]:
-    """Those that see a key, in order."""
+    """Tiles with a row that sees a key, in order."""
     attention = op.attention
     for span in ragged_spans(attention.cu_seqlens_q, attention.cu_seqlens_k):
         for start in range(0, span.q_len, config.rows):

@@ -1,9 +1,9 @@
 """Host side of cache rows: their tensors as the kernels take them, and a workspace.
 
-`addressed_once` lists the kernels that dequantize every row that is named, once, and gives the same
+`dequantized_operands` lists the kernels that dequantize every named row once, and gives the same
 problem over the dequantized rows. How many rows are named is known on the device alone. Where the
 workspace might be too small, two attention kernels are launched, one over the workspace and one
-over the FP8 rows, and exactly one of them works: the other takes an early exit (`Addressed.gate`).
+over the FP8 rows. One of the two exits early (`DequantizedOperands.gate`).
 """
 
 from __future__ import annotations
@@ -89,14 +89,14 @@ def rows_of(cache: LatentCache | Tensor) -> dict[str, Any]:
 
 
 def pages_of(cache: LatentCache | Tensor) -> dict[str, int]:
-    """What positions of sequences are counted in, and rows of pages that have gaps; a tensor of
-    rows is one page, in which nothing is counted."""
+    """`Pages` of a cache, in which positions of sequences and rows of pages with gaps are counted;
+    pages of one row for a tensor of rows, in which nothing is counted."""
     size = cache.page_size if isinstance(cache, LatentCache) else 1
     return {"page_size": size, "page_inverse": inverse_of(size)}
 
 
 def units_of(size: int) -> dict[str, int]:
-    """What rows are counted in where lists name units of so many."""
+    """`Pages` of the units that lists name, of so many rows each."""
     return {"unit_rows": size, "unit_inverse": inverse_of(size)}
 
 
@@ -161,7 +161,7 @@ def source_rows_of(cache: LatentCache | Tensor) -> dict[str, Any]:
     }
 
 
-class Addressed(NamedTuple):
+class DequantizedOperands(NamedTuple):
     """Operands over a workspace, and the launches that fill it."""
 
     operands: Operands
@@ -177,7 +177,7 @@ class Addressed(NamedTuple):
 
 
 class Lists(NamedTuple):
-    """What names units of the pool, rows or pages: see kernels.py."""
+    """The lists that name units of the pool, rows or pages: see kernels.py."""
 
     entries: Tensor
     lengths: Tensor | None
@@ -195,7 +195,7 @@ def lists_of(op: Operands) -> Lists:
 
 
 class Filling(NamedTuple):
-    """How rows are dequantized once."""
+    """How a workspace of dequantized rows is filled."""
 
     space: Workspace
     columns: tuple[int, int]
@@ -227,20 +227,18 @@ class Filling(NamedTuple):
         return Call(dequantize_kernel, programs, arguments, named)
 
 
-def addressed_once(filling: Filling, op: Operands) -> Addressed:
-    """The pass that dequantizes each referenced row once, and the operands over its results.
-
-    It allocates the workspace and lists the launches of kernels.py; nothing is launched here.
-    """
+def dequantized_operands(filling: Filling, op: Operands) -> DequantizedOperands:
+    """The operands over a workspace of bf16 rows, and the launches that dequantize each named row
+    into it once. The workspace is allocated; nothing is launched here."""
     return _named(filling, op) if filling.space.names else _whole(filling, op)
 
 
-def _whole(filling: Filling, op: Operands) -> Addressed:
+def _whole(filling: Filling, op: Operands) -> DequantizedOperands:
     """The pass over every row of the pool, each at its own place."""
     _, _, size, units = lists_of(op)
     wide = _workspace(op, units, size)
     call = filling.call(op.cache, _every(units, size, wide), units * size)
-    return Addressed(_over(op, wide), (call,), None, units)
+    return DequantizedOperands(_over(op, wide), (call,), None, units)
 
 
 def _every(units: int, size: int, wide: Tensor) -> dict[str, Any]:
@@ -282,7 +280,7 @@ class JoinedSources(NamedTuple):
     rows: Tensor
     """[rows, width], bf16: those of each source after those of the one before."""
     bases: tuple[int, ...]
-    """Where those of each source begin."""
+    """The first row of each source."""
     calls: tuple[Call, ...]
 
 
@@ -307,7 +305,7 @@ def joined_sources(filling: Filling, op: AttendOperands | SparseOperands) -> Joi
     return JoinedSources(wide, bases[:-1], tuple(calls))
 
 
-def _named(filling: Filling, op: Operands) -> Addressed:
+def _named(filling: Filling, op: Operands) -> DequantizedOperands:
     """The passes over the units that lists name, at the places that these get."""
     entries, lengths, size, units = lists_of(op)
     number, columns = entries.shape
@@ -342,7 +340,7 @@ def _named(filling: Filling, op: Operands) -> Addressed:
         filling.call(op.cache, {**placing, "blocks": blocks, "out_ptr": wide}, capacity * size),
     )
     gate = total if filling.space.may_overflow else None
-    return Addressed(_over(op, wide, lists), calls, gate, capacity)
+    return DequantizedOperands(_over(op, wide, lists), calls, gate, capacity)
 
 
 def _workspace(op: Operands, units: int, size: int) -> Tensor:

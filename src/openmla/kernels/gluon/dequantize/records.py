@@ -88,9 +88,9 @@ class RowScales(NamedTuple):
     """Scales of rows of DeepSeek-V4's, one exponent a byte."""
 
     low: Any
-    """Of chunks 0 to 3."""
+    """Scales of chunks 0 to 3."""
     high: Any
-    """Of chunks 4 to 6."""
+    """Scales of chunks 4 to 6."""
 
 
 class UnitLists(NamedTuple):
@@ -101,7 +101,7 @@ class UnitLists(NamedTuple):
     """How many rows or keys of each list count; None: all."""
     columns: Any
     stride: Any
-    """From list to list."""
+    """Elements from a list to the next."""
     units: Any
     """Units in the pool; other numbers name nothing."""
     rows: Any
@@ -112,7 +112,7 @@ class Entries(NamedTuple):
     """A block of entries of one list, one per thread and register."""
 
     number: Any
-    """Among the entries of all lists."""
+    """Its number among the entries of all lists."""
     unit: Any
     """What the entry names; 0 if it names nothing."""
     valid: Any
@@ -126,4 +126,4 @@ class WorkspaceRows(NamedTuple):
 
     ptr: Any
     start: Any
-    """Where each of them begins, in elements."""
+    """First element of each row."""

@@ -44,7 +44,7 @@ KEY_TILES = (128, 64, 32)
 MIN_STAGES, MAX_STAGES = 2, 4
 MASK_KEYS = 128  # whose bits are 16 bytes
 MASK_ROW_BYTES = 16  # four words of bits, the least that a bulk copy takes: 128 keys or fewer
-TILE_SLOTS, TILE_INFO_BYTES = 2, 128  # the scheduler's ring: two pieces of work, 16 ints each
+TILE_SLOTS, TILE_INFO_BYTES = 2, 128  # the scheduler's ring: two work items, 16 ints each
 # Heads whose tiles run next to each other, so that their K and V stay in L2, have so many bytes of
 # them, or are 4. Prototype, H200, 128 and 16 heads, s 4096 to 16384, interleaved with FA3: 4 was
 # best in five shapes of six. Why shorter requests need more: head_group in tiles.py.

@@ -148,7 +148,7 @@ class SharedMemory(NamedTuple):
 
 
 class Barriers(NamedTuple):
-    """Arrays of mbarriers; the head of kernel.py says who completes them and who waits."""
+    """mbarriers; the table in kernel.py says what completes each, and which partition waits."""
 
     q_ready: Any
     q_empty: Any

@@ -30,7 +30,7 @@ def calls(plan: Plan, op: DenseOperands, results: Results) -> Iterator[Call]:
     if not results.out.numel():
         return
     if not op.has_keys:
-        results.clear()  # nobody sees a key, and a descriptor cannot describe an empty tensor
+        results.clear()  # no query sees a key, and a descriptor cannot describe an empty tensor
         return
     config: HopperDenseFp8Config = plan.config
     fixed = fixed_of(plan.problem, config)

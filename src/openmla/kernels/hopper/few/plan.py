@@ -16,7 +16,7 @@ from openmla.arithmetic import ceildiv
 KEYS = 64  # of a block
 STEP = 128  # keys
 TILE = 64  # heads
-WIDTHS = (32, 64, 128)  # columns of a program: the narrowest that leave nobody waiting for an SM
+WIDTHS = (32, 64, 128)  # columns of a program: the narrowest with an SM for every program
 # Microseconds, H200, 2026-11-16, 128 heads, replayed once, of the width that the plan chooses; in
 # one launch 63 (bf16) and 109 (FP8 rows, dequantized in it).
 #

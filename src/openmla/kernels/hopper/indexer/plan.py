@@ -28,8 +28,9 @@ from openmla.planning.target import Target
 COLUMNS = 128
 """N of the product: all heads of a consumer's queries."""
 DECODE_QUERIES = 2
-"""Requests with at most so many queries each, in the mean, share their keys with nobody."""
-PIECE_FIELDS, DECODE_FIELDS = 4, 5
+"""Requests with at most so many queries each, in the mean, are scored one by one: each reads its
+keys for itself (decode_scores.py)."""
+ITEM_FIELDS, DECODE_FIELDS = 4, 5
 BOX_STEP = 32  # rows: a copy of fp32 scales begins at a multiple of 128 bytes of shared memory
 
 
@@ -73,7 +74,7 @@ class HopperScoresConfig(HopperBlock):
     stages: int = 4
     query_stages: int = 2
     chunk: int = 2048
-    """Keys of a piece of work: 1024 of them at 2048 queries x 8192 keys, on 132 SMs. H200: 4096 is
+    """Keys of a work item: 1024 of them at 2048 queries x 8192 keys, on 132 SMs. H200: 4096 is
     5 % slower there, 1024 3 % slower at 4096 x 65536 (2026-11-15)."""
     shared_queries: int = 0
     """Queries of the tile that all consumers share, 1 or 2; 0: each has a tile of its own."""
@@ -126,14 +127,14 @@ class HopperScoresConfig(HopperBlock):
             yield Wanted("wide keys", "k", keys * FP32)
             yield Wanted("any wide", "info", self.stages * WARPGROUP // 32 * 4)
             yield from barriers(("codes ready", self.stages), ("codes empty", self.stages))
-        fields = DECODE_FIELDS if self.shared_queries else PIECE_FIELDS
-        yield Wanted("pieces", "info", self.query_stages * fields * 4)
+        fields = DECODE_FIELDS if self.shared_queries else ITEM_FIELDS
+        yield Wanted("work items", "info", self.query_stages * fields * 4)
         yield from barriers(
             ("Q ready", self.query_stages),
             ("Q empty", self.query_stages),
             ("K ready", self.stages),
             ("K empty", self.stages),
-            ("piece ready", self.query_stages),
+            ("item ready", self.query_stages),
         )
         # What partitions are called with goes through shared memory (triton 3.6.0).
         counted = 272 if self.page_size else 240
@@ -162,7 +163,7 @@ class HopperScoresConfig(HopperBlock):
         else:
             lines = [
                 f"{self.consumers} consumers x {product}, {keys}",
-                f"pieces of {self.block_queries} queries x {self.chunk} keys, drawn by "
+                f"work items of {self.block_queries} queries x {self.chunk} keys, fetched by "
                 f"{self.sm_count} blocks",
             ]
         accumulator = accumulator_registers(self.tile_columns)

@@ -34,7 +34,7 @@ class DecodeScoresConfig(NamedTuple):
     """Constants of the scores of requests with few queries (CFG), chosen by their plan."""
 
     consumers: int
-    """They divide a work item's blocks of keys among them."""
+    """Warp-groups that divide a work item's blocks of keys among them."""
     queries: int
     """Queries of a tile, 1 or 2; a work item is those of one request."""
     block_keys: int
@@ -73,7 +73,7 @@ class RequestPointers(NamedTuple):
     reach: Any
     """The largest power of two that is at most `batch`: where a bisection begins."""
     first_query: Any
-    """What offsets call the first query of this launch."""
+    """Number of this launch's first query in the offsets."""
     least: Any
     """Queries that see at most so many keys need no scores."""
 

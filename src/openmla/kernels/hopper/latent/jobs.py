@@ -137,17 +137,13 @@ PROBLEMS |= {
     ),
 }
 SINK_ARGUMENT = 16  # bytes: a pointer, rounded up
+REGISTER = 4  # bytes
 
 
 def predicted(plan: Plan, call: Call) -> Predicted:
-    """The kernel that counts rows adds the sums of its warps. Triton 3.9's producer stores nine
-    registers where it dequantizes pages, 3.6's none. Where it loads a block of V4's rows ahead,
-    3.7's stores nine and 3.9's 28, of a span 42; 3.6's and 3.8's none. Of V4.1's rows 3.6's and
-    3.7's store three at most, of pages, 3.8's 22 and 3.9's 25. Of two sources of V4's 3.7's stores
-    three at most, and of an invariant call 3.8's stores one. Of windows 3.9's stores 6, 12 and, of
-    V4's rows, 85. Where results of one list are turned back, 3.7's stores 5 and 3.9's 14.
-    Partitions are told where sinks lie."""
+    """What the plan says of a kernel's memory, and the most that its producer spills."""
     if plan.config.few:
+        # The partitions of values_kernel are handed the pointer to the sinks in shared memory.
         sinks = SINK_ARGUMENT * (plan.problem.has_sink and call.kernel.__name__ == "values_kernel")
         return Predicted(shared=plan.config.few.shared[call.kernel.__name__] + sinks)
     merge = merge_memory(call)
@@ -155,12 +151,31 @@ def predicted(plan: Plan, call: Call) -> Predicted:
         return merge
     if call.kernel.__name__ == "place_kernel":
         return Predicted(shared=SUMS_OF_WARPS)
-    spills = 36 if call.arguments.get("SCALED") and plan.problem.form == "latent" else 0
-    spills = 4 if plan.problem.invariant else spills
-    spills = 168 if call.arguments.get("page_rows") is not None else spills
+    return replace(block_memory(plan, call), spills=REGISTER * spilled_registers(plan, call))
+
+
+def spilled_registers(plan: Plan, call: Call) -> int:
+    """Registers of a thread that the producer spills at most, with any Triton:
+
+    | rows | 3.6 | 3.7 | 3.8 | 3.9 |
+    |---|---|---|---|---|
+    | FP8, dequantized from pages | 0 | | | 9 |
+    | V4's, of lists; of a span | 0 | 9 | 0 | 28; 42 |
+    | V4.1's, of lists; of pages | 3 | 3 | ; 22 | ; 25 |
+    | V4's, of two sources | | 3 | | |
+    | of one list, turned back | | 5 | | 14 |
+    | of an invariant call | | | 1 | |
+    | windows: 16 bits; FP8; V4's | | | | 6; 12; 85 |
+    """
+    chunked = call.arguments.get("page_rows") is not None  # V4's or V4.1's rows, or several sources
+    fp8_pages = bool(call.arguments.get("SCALED")) and plan.problem.form == "latent"
     if plan.problem.window:
-        spills = 340 if spills == 168 else 48 if spills else 24
-    return replace(block_memory(plan, call), spills=spills)
+        return 85 if chunked else 12 if fp8_pages else 6
+    if chunked:
+        return 42
+    if plan.problem.invariant:
+        return 1
+    return 9 if fp8_pages else 0
 
 
 JOBS = Jobs(

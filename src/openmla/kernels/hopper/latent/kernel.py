@@ -111,7 +111,7 @@ from openmla.kernels.hopper.latent.rows import producer
 from openmla.kernels.hopper.latent.rows_fp8 import fp8_producer
 from openmla.kernels.hopper.latent.rows_several import several_producer
 from openmla.kernels.hopper.latent.signals import (
-    FIELDS,
+    allocate_info,
     read_work_item,
     signal_p0,
     signal_p1,
@@ -189,7 +189,7 @@ def higher(highest, S, factor, LOGITS: gl.constexpr):
 
 @gluon.jit
 def own_sums(row_sum, row_max, highest, sums, SIDE: gl.constexpr, LOGITS: gl.constexpr):
-    """Row sums over a warp-group's own block of all steps, which the other one is told."""
+    """Row sums over a warp-group's own block of all steps, also written for the other one."""
     own = row_sums(row_sum, row_max)
     sums.index(SIDE).store(own)
     if LOGITS and SIDE == 0:
@@ -688,8 +688,8 @@ def latent_kernel(  # noqa: PLR0913
     LAYOUTS: gl.constexpr,
     TURNED: gl.constexpr,
 ):
-    """Work items of lists (`indices_ptr`: topk rows for each token) or of sequences
-    (`indices_ptr`: their block table, of `topk` keys in a line), until none is left.
+    """MLA over rows that lists name (`indices_ptr`: topk rows for each token), or over the pages of
+    sequences (`indices_ptr`: their block table, of `topk` keys in a line).
 
     k_half_desc, k_rope_desc: of pages whose blocks are boxes (see rows.py), or None.
     part_sums_ptr, part_state_ptr: workspace for ranges of keys (see source.py); None: no request is
@@ -703,11 +703,11 @@ def latent_kernel(  # noqa: PLR0913
     which entries of the block table count, and rows of pages that have gaps. mean_tiles: see
     `Sequences`.
 
-    DIMS: `RowColumns`. CHUNK: requests whose
-    work items are numbered together (see source.py). MASK: see records.py. OVERLAY: whether
-    P aliases rope. SCALED: columns that share a scale, 0 for plain rows (see dequantize/rows.py).
-    REGISTERS: `Registers`. LAYOUTS: `TileLayouts`. TURNED: columns of the results that are turned
-    back by the angles that `angles_ptr` has for `positions_ptr` (`Angles`), 0 for none.
+    DIMS: `RowColumns`. CHUNK: requests whose work items are numbered together (see source.py).
+    MASK: see records.py. OVERLAY: whether P aliases rope. SCALED: columns that share a scale, 0 for
+    plain rows (see dequantize/rows.py). REGISTERS: `Registers`. LAYOUTS: `TileLayouts`. TURNED:
+    columns of the results that are turned back by the angles that `angles_ptr` has for
+    `positions_ptr` (`Angles`), 0 for none.
 
     FITS: early exit, with `total_ptr` (see dequantize/kernels.py). Of two launches exactly one
     works: True, over the workspace, if the rows counted there fit its capacity; False, over FP8
@@ -743,7 +743,7 @@ def latent_kernel(  # noqa: PLR0913
     flags = gl.allocate_shared_memory(gl.int32, [2 * ST, WARPS], VECTOR_LAYOUT)
     row_maxes = gl.allocate_shared_memory(gl.float32, [2, 64], VECTOR_LAYOUT)
     sums = gl.allocate_shared_memory(gl.float32, [3, 64], VECTOR_LAYOUT)
-    info = gl.allocate_shared_memory(gl.int32, [2 * FIELDS, 1], VECTOR_LAYOUT)
+    info = allocate_info()
     q_ready, q_empty = barrier_pair(1, 2)
     bars = Barriers(
         q_ready=q_ready,

@@ -29,14 +29,14 @@ from openmla.kernels.call import (
 )
 from openmla.kernels.gluon.dequantize.launch import (
     Filling,
-    addressed_once,
+    dequantized_operands,
     dequantized_sources,
     source_rows_of,
     stored_rows_of,
 )
 from openmla.kernels.gluon.dequantize.records import RowColumns, Stored
 from openmla.kernels.gluon.descriptors import SWIZZLE_BYTES, tile_layout
-from openmla.kernels.gluon.places import NO_SPANS, entries_of, places_of
+from openmla.kernels.gluon.places import NO_SPANS, places_of
 from openmla.kernels.gluon.ranges.launch import (
     NO_PARTS,
     group_of,
@@ -65,7 +65,7 @@ from openmla.operands import (
     LatentOperands,
     Results,
     SparseOperands,
-    token_spans,
+    token_slices,
 )
 from openmla.planning import Plan
 from openmla.planning.latent_split import MOST_ROWS, RangeSpace
@@ -105,10 +105,10 @@ SOURCES: Sources = {
 
 
 def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
-    """What a launch runs, in order; nothing where nobody sees a key, and results are cleared."""
+    """What a launch runs, in order; without keys nothing, and results are cleared."""
     if not results.out.numel():
         return
-    if not has_keys(op):
+    if not op.has_keys:
         results.clear()
         return
     config: HopperLatentConfig = plan.config
@@ -125,11 +125,11 @@ def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
     filling = Filling(variant.workspace, columns, config.sm_count, lanes)
     after = {"AFTER": True, "launch_pdl": True}  # may begin before the launch in front has ended
     if isinstance(op, AttendOperands):
-        once = dequantized_sources(filling, op)
-        yield from once.calls
-        yield from _attention(plan, [Way(variant.rows[0], once.operands, after)], results)
+        bf16 = dequantized_sources(filling, op)
+        yield from bf16.calls
+        yield from _attention(plan, [Way(variant.rows[0], bf16.operands, after)], results)
         return
-    space = addressed_once(filling, op)
+    space = dequantized_operands(filling, op)
     ways = []
     for rows in variant.rows:
         over = op if rows.dequantizes else space.operands
@@ -146,13 +146,6 @@ class Way(NamedTuple):
     operands: Operands
     gate: dict[str, Any]
     """Arguments by which one of two launches exits early."""
-
-
-def has_keys(op: Operands) -> bool:
-    """Whether anybody could see a key."""
-    if isinstance(op, LatentOperands):
-        return bool(op.cache.rows and op.block_table.numel())
-    return any(source.count and entries_of(source).numel() for source in op.sources)
 
 
 NO_GATE: dict[str, Any] = {"total_ptr": None, "capacity": 0, "FITS": True, "AFTER": False}
@@ -188,7 +181,7 @@ def _attention(plan: Plan, ways: list[Way], results: Results) -> Iterator[Call]:
         return
     space: RangeSpace = plan.variant.ranges
     parts = partial_results(space, config.latent, results.out.device)
-    for tokens in token_spans(results.out.shape[0], space.tokens):
+    for tokens in token_slices(results.out.shape[0], space.tokens):
         chosen = [(rows, tokens_of(op, tokens), gate) for rows, op, gate in ways]
         written = results.of_tokens(tokens)
         called = [(_arguments(plan, rows, op, written) | gate, op) for rows, op, gate in chosen]
@@ -223,10 +216,10 @@ def _arguments(plan: Plan, rows: RowsLaunch, op: Operands, results: Results) -> 
         **NO_GATE,
         "REGISTERS": Registers(registers.consumer, registers.producer),
         "CHUNK": rows.chunk,
-        "counter_ptr": launch_counter(op.q.device) if rows.draws else None,
+        "counter_ptr": launch_counter(op.q.device) if rows.dynamic else None,
         **outputs(results),
         **scale_arguments(op.weights.scale),
-        **angles_of(op.turn_back if isinstance(op, AttendOperands) else None),
+        **angles_of(op.turn_back),
         **_queries(config, op.q, packed=isinstance(op, LatentOperands)),
         **_boxes(config, rows, op),
         "sink_ptr": vector(op.weights.sink),

@@ -40,7 +40,7 @@ def listing_of(source, own, tile):
 
 @gluon.jit
 def either(condition, a, b):
-    """Of two listings the first where a condition holds, else the second."""
+    """Listing `a` where a condition holds, else `b`; both are of one kind."""
     stop = gl.where(condition, a.stop, b.stop)
     if len(a) == 2:
         return Listing(first_entry=gl.where(condition, a.first_entry, b.first_entry), stop=stop)

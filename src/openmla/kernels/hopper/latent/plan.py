@@ -47,17 +47,19 @@ BLOCKS = 2  # of a step, one per math warp-group
 MAX_STAGES = 4
 LATENT_WIDTHS = (128, 256, 512)
 ROPE_WIDTHS = (0, 32, 64)
-PIECE_FIELDS = 8  # what the warp-groups are told of a piece
+ITEM_FIELDS = 8  # numbers of a work item, as it is published
 EPILOGUE_SCRATCH = 2048  # the output's change of layout, 64 columns at a time
 Gather = Literal["indices", "pages"]
 CHUNKED_CACHES = (V4.name, V41.name, V41_SPLIT.name, V41_FP4.name, V41_FP4_SPLIT.name)
 """DeepSeek-V4's and V4.1's rows, of 512 columns, one source or several."""
 ROW_CACHES = (*GLUON_CACHES, V32_NO_ROPE.name, *CHUNKED_CACHES)
 """Caches whose rows the producer dequantizes."""
-ONCE_CACHES = (NVFP4.name,)
-"""Caches whose rows are dequantized before, in every call: vLLM's FP4 ones."""
-MOST_ONCE = 65536
-"""Rows of their pools that are fast: 36 microseconds by the H200's 550 ns for 1000 others."""
+WHOLE_POOL_CACHES = (NVFP4.name,)
+"""Caches, vLLM's FP4 one, whose pools are dequantized whole in every call: no kernel does it on the
+way."""
+FAST_POOL_ROWS = 65536
+"""Rows of all pools up to which that is fast: 36 us for so many, at the 550 ns for 1000 rows that
+other formats take on an H200."""
 # A producer that dequantizes FP8 rows needs more registers than one that copies: with 72 it spills
 # 100 bytes and reached 0.29 of the matmul's rate, with 88 it spilled 8 and reached 0.400, with 104
 # none and 0.421 (H200, 64 queries, 128 heads, before bytes were copied a block ahead).
@@ -74,8 +76,9 @@ class RowsLaunch:
 
     dequantizes: bool
     """Rows are those of an FP8 cache, dequantized by the producer; otherwise 16-bit rows."""
-    draws: bool
-    """Persistent programs fetch work items from an atomic counter; otherwise they take turns."""
+    dynamic: bool
+    """Dynamic scheduling: persistent programs fetch work items from an atomic counter. Otherwise
+    program x has items x, x + programs, …"""
     boxes: bool
     """Full blocks of keys come by TMA, a page being a multiple of a block."""
     chunk: int
@@ -105,18 +108,20 @@ def most_places(problem: Problem) -> int:
     return sum(round_up(rows, B_TOPK) for rows in before) + last
 
 
-def reads_once(problem: Problem) -> bool:
-    """Whether some source has rows that are dequantized before, and so all of them are."""
-    return any(source.kv_dtype in ONCE_CACHES for source in problem.sources)
+def dequantizes_pools(problem: Problem) -> bool:
+    """Whether a source has such rows: then the pools of all sources are dequantized first."""
+    return any(source.kv_dtype in WHOLE_POOL_CACHES for source in problem.sources)
 
 
-def why_slower_once(config: object, problem: Problem) -> str:
+def why_slow_for_large_pools(config: object, problem: Problem) -> str:
     """Why large pools are slower here than in the portable kernel, which reads rows where they lie.
-    By the pools alone: other kernels give other bits, and neighbors decide of no request's."""
+
+    The pools alone decide: another kernel gives other bits, and a request's must not depend on its
+    neighbors."""
     rows = sum(source.total_k for source in problem.sources)
-    if not reads_once(problem) or rows <= MOST_ONCE:
+    if not dequantizes_pools(problem) or rows <= FAST_POOL_ROWS:
         return ""
-    return f"pools of {rows} rows are dequantized whole in every call: {MOST_ONCE} are fast"
+    return f"pools of {rows} rows are dequantized whole in every call: {FAST_POOL_ROWS} are fast"
 
 
 def only_chunked(problem: Problem) -> bool:
@@ -131,7 +136,8 @@ class LatentVariant:
     few: FewQueries | None
     """Three launches for few lists; nothing below runs then."""
     suits_few: bool
-    """Whether such launches are faster for so many lists."""
+    """Whether three launches are faster for so many lists. Only comparisons of variants read it: a
+    kept launch of many lists does not serve few, nor the other way round."""
     workspace: Workspace | None
     """FP8 rows are dequantized into it first."""
     rows: tuple[RowsLaunch, ...]
@@ -158,9 +164,9 @@ class HopperLatentConfig(HopperBlock):
     """Where a block's rows come from: a list per token, or the pages of a sequence."""
     num_kv_stages: int = 1
     """Steps (pairs of key blocks) in flight. A step's column halves are released one by one."""
-    draws: bool = False
-    """Whether programs draw work items from a counter: where these are not all alike. Those that
-    dequantize take turns; they have no register to spare."""
+    dynamic: bool = False
+    """Whether scheduling is dynamic, because work items are not all alike. Launches that dequantize
+    are static all the same: they have no register to spare."""
     cache_read: CacheRead = PLAIN
     invariant: bool = False
     """Whether the ranges of keys are fixed, whatever the rows of a request."""
@@ -257,19 +263,19 @@ class HopperLatentConfig(HopperBlock):
         """Three launches for a problem's lists, if they are faster than one."""
         if problem.form != "sparse" or (problem.is_attend and not only_chunked(problem)):
             return None
-        if reads_once(problem):
+        if dequantizes_pools(problem):
             return None
         sizes = problem.total_q, problem.heads, most_places(problem), (self.latent, self.rope)
         return few_queries(*sizes, self.sm_count, fp8=problem.kv_dtype in ROW_CACHES)
 
     def _rows_launch(self, problem: Problem, dequantizes: bool) -> RowsLaunch:
-        draws = self.draws and not dequantizes
-        if problem.form == "sparse":  # if every program has one list, there is nothing to draw
-            draws = draws and problem.total_q * self.row_blocks > self.sm_count
+        dynamic = self.dynamic and not dequantizes
+        if problem.form == "sparse":  # no second item to fetch where every program has one list
+            dynamic = dynamic and problem.total_q * self.row_blocks > self.sm_count
         whole_blocks = problem.form == "latent" and problem.page_size % B_TOPK == 0
         # A window begins with any row of a page, and no row before it is read.
         boxes = whole_blocks and not dequantizes and not problem.window
-        return RowsLaunch(dequantizes, draws, boxes, requests_together(problem))
+        return RowsLaunch(dequantizes, dynamic, boxes, requests_together(problem))
 
     # Threads and registers.
 
@@ -309,20 +315,20 @@ class HopperLatentConfig(HopperBlock):
                 yield Wanted(f"P{block}", "p", self.BM * B_TOPK * ELEMENT)
         yield Wanted("row sums, largest scores", "stats", 3 * self.BM * FP32)
         # The validity of a key needs no memory where 16-bit pages are read: lengths decide it.
-        told = self.gather == "indices" or self.cache_read.mode == "in_kernel"
-        if told:
+        has_validity = self.gather == "indices" or self.cache_read.mode == "in_kernel"
+        if has_validity:
             yield Wanted("key validity", "stats", blocks * B_TOPK * FP32)
         yield Wanted("row maxima", "stats", BLOCKS * self.BM * FP32)
-        yield Wanted("pieces", "stats", 2 * PIECE_FIELDS * FP32)
+        yield Wanted("work items", "stats", 2 * ITEM_FIELDS * FP32)
         yield from barriers(("ready", 2 * blocks), ("free", 2 * blocks))
-        if told:
+        if has_validity:
             yield from barriers(("valid", blocks))
             yield Wanted("validity flags", "stats", 4 * blocks * FP32)
         yield from barriers(("t_ready", 2), ("t_empty", 2))
         yield from barriers(("q_ready, q_free", 2))
         yield from launch_tail(self.registers, EPILOGUE_SCRATCH)
-        if self.draws and self.cache_read.mode != "in_kernel":
-            yield Wanted("drawn number", "scratch", FP32, align=128)
+        if self.dynamic and self.cache_read.mode != "in_kernel":
+            yield Wanted("fetched number", "scratch", FP32, align=128)
 
     # Verdict and words.
 

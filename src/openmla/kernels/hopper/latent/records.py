@@ -18,8 +18,8 @@ from triton.experimental.gluon import language as gl
 LISTED = gl.constexpr(0)  # rows that lists name, a list for each token
 FULL = gl.constexpr(1)  # keys of sequences, all of which every token of the sequence sees
 CAUSAL = gl.constexpr(2)  # keys of sequences, whose last tokens are the queries
-WINDOW = gl.constexpr(3)  # the same, and each token sees the last of them alone
-# The second source of rows: its arguments are called as the first one's, with this in front.
+WINDOW = gl.constexpr(3)  # CAUSAL, and each token sees only the last `window` keys up to its own
+# Arguments of a second source of rows: those of the first, with `second_` in front.
 SECOND_COUNTS = ["second_topk", "second_rows", "second_page_rows", "second_requests"]
 SECOND_STRIDES = [
     "second_indices_stride",
@@ -208,13 +208,13 @@ class WindowTile(NamedTuple):
 
 
 class Beginning(NamedTuple):
-    """What a program begins with: no other request has to be looked at."""
+    """The work item that a program begins with, found by looking at one request alone."""
 
     request: Any
     turn: Any
-    """How often every request had a turn before."""
+    """Turns that every request had before this one."""
     number: Any
-    """Of the work item, among those of the request."""
+    """Number of the work item among those of the request."""
 
 
 class Found(NamedTuple):
@@ -308,7 +308,7 @@ class BlockRows(NamedTuple):
     places: Any
     """`RowPlaces`"""
     scales: Any
-    """What `scales_at` of rows_v4.py loaded."""
+    """What `load_scales` of v4_rows.py loaded; () where scales are loaded ahead with the chunks."""
 
 
 class SourceRows(NamedTuple):
@@ -317,7 +317,7 @@ class SourceRows(NamedTuple):
     places: Any
     """`RowPlaces`"""
     scales: Any
-    """As in `BlockRows`; of bf16 rows, zeros."""
+    """Scales as in `BlockRows`; zeros for bf16 rows."""
     way: Any
     """How they are read, 0 or 1: see `ways_of` of rows_v4.py."""
 
@@ -360,7 +360,7 @@ class Validity(NamedTuple):
 
 
 class Stats(NamedTuple):
-    """What the warp-groups tell each other in shared memory."""
+    """Values per row that the warp-groups exchange through shared memory."""
 
     row_maxes: Any
     """References after blocks 0 and 1."""

@@ -192,9 +192,9 @@ def step_ahead(
 
     The next work item is found before the last step but one, and published before the last: the
     warp-groups are busy then, and there is half a step until the tiles of a step are empty. Both at
-    once would take longer. Its steps are `next_steps` from there on. Of sequences the code that
-    finds it runs once before, in vain, while the rows of the first step (`it` 0) are on their way:
-    that fetches it.
+    once would take longer. Its steps are `next_steps` from there on. For sequences, the search runs
+    once before without taking a number, while the rows of the first step (`it` 0) are on their way:
+    its code is then in the instruction cache.
     """
     is_next = j == gl.maximum(steps - 2, 0)
     if source.sequences is None:

@@ -18,7 +18,7 @@ Scales are loaded when the bytes are copied, where a block has few of them: 4 re
 group of columns. Rope that is e4m3 passes through registers too, and is not copied before.
 
 Ordinary stores write the tiles that wgmma will read. One thread arrives for all 128 when a tile is
-written, and the warp-group that waits for it fences it (`wait_tile` of kernel.py).
+written, and the warp-group that waits for it fences it (`wait_tile` of signals.py).
 """
 
 from triton.experimental import gluon

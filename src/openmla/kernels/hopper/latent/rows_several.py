@@ -10,8 +10,8 @@ block has. The rows of a block are of one source, and so of one format:
 | quantized | dequantized as in rows_v4.py, its chunks loaded while the block before is filled |
 
 Every thread arrives when its copies have arrived, one for all 128 when quantized rows are written.
-Where a source has such rows, the warp-group that waits for a tile fences it, whoever wrote it
-(`wait_tile` of signals.py).
+Where a source has such rows, the warp-group that waits for a tile fences it, whichever thread wrote
+it (`wait_tile` of signals.py).
 """
 
 from triton.experimental import gluon

@@ -1,4 +1,4 @@
-"""How the partitions of the latent kernel tell each other what is ready.
+"""How the partitions of the latent kernel signal each other what is ready.
 
 The two math warp-groups signal each other through named barriers:
 
@@ -119,7 +119,7 @@ def wait_sums(SIDE: gl.constexpr):
 
 @gluon.jit
 def trust_arrived_copies():
-    """Tell the simulator, which knows only the letter of PTX, that no fence follows on purpose."""
+    """Mark for the simulator, which knows only the letter of PTX, that no fence is to follow."""
     signal("mov.b32 $0, 0; // copies that have arrived are seen by wgmma")
 
 
@@ -137,6 +137,13 @@ def wait_tile(barrier, phase, COPIED: gl.constexpr):
         trust_arrived_copies()
     else:
         fence_async_shared()
+
+
+@gluon.jit
+def allocate_info():
+    """Shared memory for two work items, one int32 per field."""
+    LINEAR: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
+    return gl.allocate_shared_memory(gl.int32, [2 * FIELDS, 1], LINEAR)
 
 
 @gluon.jit
@@ -181,41 +188,28 @@ def publish_work_item(info, bars, turn, tile, steps, source):
 
 @gluon.jit
 def read_work_item(info, bars, turn, MASK: gl.constexpr, SPLIT: gl.constexpr):
-    """(tile, steps) of work item number `turn`, as `publish_work_item` wrote them: a `ListedTile`,
-    a `WindowTile` of windows, a `RangeTile` where requests may be split, else a `SequenceTile`."""
+    """(tile, steps) of work item number `turn`, as `publish_work_item` wrote them. The tile is a
+    `ListedTile`; of sequences with windows a `WindowTile`, of those that may be split a
+    `RangeTile`, of others a `SequenceTile`."""
     number = turn & 1
     mbarrier.wait(bars.item_ready.index(number), (turn >> 1) & 1)
     steps = get(info, number, STEPS)
     if MASK == LISTED:
         tile = ListedTile(token=get(info, number, TOKEN), first_head=get(info, number, FIRST_HEAD))
-    elif MASK == WINDOW:
-        tile = WindowTile(
-            first_token=get(info, number, FIRST_TOKEN),
-            first_row=get(info, number, FIRST_ROW),
-            rows=get(info, number, ROWS),
-            seen=get(info, number, SEEN),
-            whole=get(info, number, WHOLE),
-            keys=get(info, number, KEYS),
-            since=get(info, number, SINCE),
-        )
-    elif SPLIT:
-        tile = RangeTile(
-            first_token=get(info, number, FIRST_TOKEN),
-            first_row=get(info, number, FIRST_ROW),
-            rows=get(info, number, ROWS),
-            seen=get(info, number, SEEN),
-            whole=get(info, number, WHOLE),
-            keys=get(info, number, KEYS),
-            slot=get(info, number, SLOT),
-        )
     else:
-        tile = SequenceTile(
-            first_token=get(info, number, FIRST_TOKEN),
-            first_row=get(info, number, FIRST_ROW),
-            rows=get(info, number, ROWS),
-            seen=get(info, number, SEEN),
-            whole=get(info, number, WHOLE),
-            keys=get(info, number, KEYS),
-        )
+        first_token = get(info, number, FIRST_TOKEN)
+        first_row = get(info, number, FIRST_ROW)
+        rows = get(info, number, ROWS)
+        seen = get(info, number, SEEN)
+        whole = get(info, number, WHOLE)
+        keys = get(info, number, KEYS)
+        if MASK == WINDOW:
+            since = get(info, number, SINCE)
+            tile = WindowTile(first_token, first_row, rows, seen, whole, keys, since)
+        elif SPLIT:
+            slot = get(info, number, SLOT)
+            tile = RangeTile(first_token, first_row, rows, seen, whole, keys, slot)
+        else:
+            tile = SequenceTile(first_token, first_row, rows, seen, whole, keys)
     mbarrier.arrive(bars.item_empty.index(number), count=1)
     return tile, steps

@@ -4,7 +4,7 @@ A `Source` answers four questions, in the producer's layout:
 
 | function | gives |
 |---|---|
-| `first_work`, `find_work` | what a program begins with, and what it works on next |
+| `first_work`, `find_work` | the work item that a program begins with, and the next one |
 | `work_item` | its rows, its queries, its steps of 128 keys |
 | `entries` | for 64 places of a work item, the physical rows; -1: none (loaded a step ahead) |
 | `locate` | from entries: (page, row of the page, whether there is a key) |
@@ -38,9 +38,10 @@ of a chunk of requests by rank and bisects. It remembers which chunk it was at (
 That takes hundreds of instructions, and those that have not run yet are fetched slowly: 3 to 6
 microseconds. So a program begins with a work item for which it looks at one request alone: requests
 take turns, `mean_tiles` programs each (`Beginning`), and what they begin with is not numbered.
-Programs for which their request has no work item left look for a number at once. All others do so
-when the rows of their first step are on their way, for nothing but the code (rows.step_ahead).
-Where programs take turns, and draw no numbers, program x begins with number x.
+Programs for which their request has no work item left look for a number at once. All others search
+once without taking a number while the rows of their first step are on their way, which brings the
+code into the instruction cache (rows.step_ahead). With static scheduling, where no numbers are
+fetched, program x begins with number x.
 
 Ranges, and where their rows lie in the workspace: kernels/gluon/ranges/rule.py.
 """
@@ -74,7 +75,7 @@ from openmla.planning import latent_split as rule
 ROWS = gl.constexpr(64)  # of a tile
 KEYS = gl.constexpr(64)  # of a block
 STEP = gl.constexpr(128)  # keys of a step
-LAST = gl.constexpr(64)  # tokens that are taken in the order of their lengths
+LAST = gl.constexpr(64)  # last tokens, which are taken in the order of their lengths
 WARPS = gl.constexpr(4)  # of the producer
 RANKS = gl.constexpr(32)
 # Logarithm of a number of LatentSplit, which is a power of two.
@@ -233,14 +234,14 @@ def reset_counter(x, total, counter):
 
 @gluon.jit
 def find_paged(found, source, NEXT, CHUNK: gl.constexpr):
-    """What source.find_work returns, for sequences: a `Found`."""
+    """`find_work` for sequences: the `Found` of the next work item."""
     x, chunk, before = found.number, found.chunk, found.before
     if NEXT:
         x = fetch_number(x, 0, source.counter)
     work = no_work(CHUNK)
     size = x * 0
     beyond = x >= 0
-    while beyond:  # at least once: the code of work_of is there once
+    while beyond:  # runs at least once, so that work_of is inlined once
         work = work_of(chunk, source, CHUNK)
         size = gl.sum(work.full + work.last, 0)
         beyond = (x >= before + size) & (chunk + CHUNK <= source.sequences.batch)
@@ -259,20 +260,31 @@ def find_paged(found, source, NEXT, CHUNK: gl.constexpr):
 
 
 @gluon.jit
+def number_in_request(found, begun, FIRST: gl.constexpr):
+    """(number of a work item among those of its request that have its rank, whether it exists).
+
+    The first `begun` numbers are those that programs begin with (FIRST); `Found` counts from there.
+    """
+    number = found.within
+    exists = found.sequence >= 0
+    if FIRST:
+        exists &= number < begun
+    else:
+        number += begun
+    return number, exists
+
+
+@gluon.jit
 def windowed_work_item(found, source, FIRST: gl.constexpr):
-    """What source.work_item returns for sequences with windows; the tile is a `WindowTile`. No key
-    before the first row's window is read: keys are counted from there."""
+    """`work_item` for sequences with windows: the tile is a `WindowTile`. No key before the first
+    row's window is read: keys are counted from there."""
     heads = source.sequences.heads
     sequence = gl.maximum(found.sequence, 0)
     start, q_len, keys = request_of(sequence, requests_of(source))
     rows = q_len * heads
     tiles = tiles_of(rows)
     begun = begun_with(sequence, tiles, tiles * 0 + 1, source)
-    exists = found.sequence >= 0
-    number = found.within + begun
-    if FIRST:
-        number = found.within
-        exists = exists & (found.within < begun)
+    number, exists = number_in_request(found, begun, FIRST)
     tiles = gl.maximum(tiles, 1)
     row = (tiles - number % tiles - 1) * ROWS
     seen = keys - q_len + 1
@@ -302,7 +314,7 @@ def windowed_work_item(found, source, FIRST: gl.constexpr):
 
 @gluon.jit
 def paged_work_item(found, source, FIRST: gl.constexpr):
-    """What source.work_item returns, for sequences; the tile is a `RangeTile`."""
+    """`work_item` for sequences without windows: the tile is a `RangeTile`."""
     heads = source.sequences.heads
     SPLIT: gl.constexpr = source.part_rows is not None
     sequence = gl.maximum(found.sequence, 0)
@@ -311,13 +323,9 @@ def paged_work_item(found, source, FIRST: gl.constexpr):
     tiles = tiles_of(rows)
     parts, bits = ranges_of(rows, keys, source.range_bits, SPLIT)
     begun = begun_with(sequence, tiles, parts, source)
-    number = found.within
+    number, exists = number_in_request(found, begun, FIRST)
     full = begun
-    exists = found.sequence >= 0
-    if FIRST:
-        exists &= number < begun
-    else:
-        number += begun
+    if not FIRST:
         full += found.full
     tiles = gl.maximum(tiles, 1)
     row = (tiles - 1 - number % tiles) * ROWS
@@ -395,7 +403,7 @@ def box_entry(source, first, at, stop):
 
 @gluon.jit
 def first_work(source):
-    """What a program begins with: for sequences a `Found`, for lists the number of a work item."""
+    """The work item that a program begins with: its `Found` for sequences, its number for lists."""
     x = gl.program_id(0)
     if source.sequences is not None:
         begin = beginning_of(x, source)
@@ -414,9 +422,9 @@ def first_work(source):
 
 @gluon.jit
 def find_work(found, source, NEXT, CHUNK: gl.constexpr):
-    """Find the work item after the one that was `found`. Returns a `Found` for sequences, for lists
-    the number of the work item. NEXT: False takes no number, so that nothing but the code is
-    fetched (of sequences). CHUNK: requests whose work items are numbered together; 0 for lists."""
+    """Find the work item after the one that was `found`: its `Found` for sequences, its number for
+    lists. NEXT: False takes no number; the search then only brings its code into the instruction
+    cache (sequences). CHUNK: requests whose work items are numbered together; 0 for lists."""
     if source.sequences is not None:
         return find_paged(found, source, NEXT, CHUNK)
     else:
@@ -503,7 +511,7 @@ def count_of(source, own, token):
 
 @gluon.jit
 def token_work_item(found, source, counts, token, first_head):
-    """What `work_item` returns for a token that sees a span, or rows of two sources."""
+    """`work_item` for a token that sees a span, or rows of two sources."""
     own = list_of(source, token)
     count = count_of(source, own, token)
     steps = gl.where(found < counts.tiles, gl.maximum((count + (STEP - 1)) // STEP, 1), 0)

@@ -46,7 +46,7 @@ from openmla.kernels.hopper.latent.records import (
     TileCounts,
     Validity,
 )
-from openmla.kernels.hopper.latent.signals import FIELDS, read_work_item, wait_tile
+from openmla.kernels.hopper.latent.signals import allocate_info, read_work_item, wait_tile
 from openmla.kernels.hopper.latent.softmax import follow, rescaled, row_sums
 from openmla.kernels.hopper.latent.source import STEP, masked
 from openmla.kernels.hopper.latent_fp8.epilogue import write_heads
@@ -81,7 +81,7 @@ def slot_of(n, ST: gl.constexpr):
 
 
 @gluon.jit
-def tell_factor(stats, slot, factor, row_sum):
+def put_factor(stats, slot, factor, row_sum):
     """Write what O is multiplied by before a step, and for each warp's rows whether any factor is
     not 1, to `Stats`."""
     stats.factors.index(slot).store(factor)
@@ -118,7 +118,7 @@ def put_weights(S, missing, state, slot, first, tile, smem, factor, heads, HOW: 
     before = row_max
     row_max = next_reference(S, before, factor, scales, slot, HOW, SL)
     rescale = follow(before, row_max)
-    tell_factor(smem.stats, slot, rescale, row_sum)
+    put_factor(smem.stats, slot, rescale, row_sum)
     row_sum = rescaled(row_sum, rescale)
     weights, row_sum = weigh(S, row_max, row_sum, factor, scales, slot, HOW, SL)
     smem.p.index(opaque_zero() + slot).store(weights.to(smem.p.dtype))
@@ -309,7 +309,7 @@ def latent_fp8_kernel(  # noqa: PLR0913
     REGISTERS: gl.constexpr,
     LAYOUTS: gl.constexpr,
 ):
-    """Work items of lists or of sequences, as latent_kernel has them, until none is left.
+    """MLA over listed rows or pages, with the arguments of latent_kernel and scales of queries.
 
     page_size, page_inverse, mean_tiles, CHUNK, MASK: see latent_kernel. SCALED_VALUES: whether the
     scales of rows are those of their values too, not of scores alone. DIMS: `RowColumns`. LAYOUTS:
@@ -338,7 +338,7 @@ def latent_fp8_kernel(  # noqa: PLR0913
     factors = gl.allocate_shared_memory(gl.float32, [ST, 64], LINEAR)
     moved = gl.allocate_shared_memory(gl.int32, [ST, WARPS], LINEAR)
     inverses = gl.allocate_shared_memory(gl.float32, [4, 64], LINEAR)
-    info = gl.allocate_shared_memory(gl.int32, [2 * FIELDS, 1], LINEAR)
+    info = allocate_info()
     q_ready, q_empty = barrier_pair(1, 1)
     bars = Barriers(
         q_ready=q_ready,

@@ -29,7 +29,6 @@ from openmla.kernels.gluon.ranges.launch import group_of
 from openmla.kernels.hopper.latent.launch import SOURCES as LATENT_SOURCES
 from openmla.kernels.hopper.latent.launch import (
     WGMMA_ROWS,
-    has_keys,
     heads_of_tokens,
     list_counts,
     list_programs,
@@ -57,10 +56,10 @@ NARROWEST = 64  # columns of the tile that stands for one that is not there
 
 
 def calls(plan: Plan, op: Operands, results: Results) -> Iterator[Call]:
-    """What a launch runs; nothing where nobody sees a key, and results are cleared."""
+    """What a launch runs; without keys nothing, and results are cleared."""
     if not results.out.numel():
         return
-    if not has_keys(op):
+    if not op.has_keys:
         results.clear()
         return
     config: HopperLatentFp8Config = plan.config
@@ -93,7 +92,7 @@ def _arguments(
         **constexprs(config),
         **places,
         **_rows(op),
-        "counter_ptr": launch_counter(op.q.device) if rows.draws else None,
+        "counter_ptr": launch_counter(op.q.device) if rows.dynamic else None,
         "CHUNK": rows.chunk,
         **outputs(results),
         **scale_arguments(op.weights.scale),

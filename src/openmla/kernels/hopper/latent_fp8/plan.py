@@ -27,8 +27,8 @@ from openmla.kernels.hopper.chip import (
 from openmla.kernels.hopper.latent.plan import (
     B_TOPK,
     BLOCKS,
+    ITEM_FIELDS,
     MAX_STAGES,
-    PIECE_FIELDS,
     HopperLatentConfig,
     LatentVariant,
     RowsLaunch,
@@ -98,7 +98,7 @@ class HopperLatentFp8Config(HopperLatentConfig):
 
     def variant(self, problem: Problem) -> LatentVariant:
         """One launch over FP8 rows as they are; sequences are never split."""
-        rows = RowsLaunch(False, self.draws, False, requests_together(problem))
+        rows = RowsLaunch(False, self.dynamic, False, requests_together(problem))
         return LatentVariant(None, False, None, (rows,), None)
 
     # Registers.
@@ -133,7 +133,7 @@ class HopperLatentFp8Config(HopperLatentConfig):
         yield Wanted("key validity", "stats", steps * keys * FP32)
         yield Wanted("factors of O", "stats", steps * self.BM * FP32)
         yield Wanted("divisors", "stats", INVERSES * self.BM * FP32)
-        yield Wanted("pieces", "stats", 2 * PIECE_FIELDS * FP32)
+        yield Wanted("work items", "stats", 2 * ITEM_FIELDS * FP32)
         yield Wanted("validity flags", "stats", 16 * steps * FP32)
         yield Wanted("flags of factors", "stats", 4 * steps * FP32)
         yield from barriers(

@@ -39,10 +39,10 @@ class RowTiles(NamedTuple):
 
 
 class Stats(NamedTuple):
-    """What the scores' partition tells left and right in shared memory, one value per row."""
+    """Values per row that the scores' partition leaves for left and right in shared memory."""
 
     factors: Any
-    """What O is multiplied by before a step."""
+    """Factor of O before a step."""
     moved: Any
     """1 for each warp whose rows have a factor that is not 1, else 0."""
     inverses: Any

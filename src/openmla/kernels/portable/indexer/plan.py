@@ -67,7 +67,7 @@ class PortableSelectConfig:
     num_warps: int = 8
 
     def why_unsupported(self) -> str:
-        """Nothing is."""
+        """Every config runs."""
         return ""
 
     def explain(self) -> list[str]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from openmla.backward.operands import BackwardOperands
+from openmla.backward.ops import readable
 from openmla.operands import DenseOperands, Results, Weights
 
 HEADS, WIDTH = 2, 16
@@ -44,3 +45,13 @@ def test_where_all_rows_see_a_key_nothing_is_copied() -> None:
     bits = torch.ones(4, 1, dtype=torch.int32)
     masked = replace(full, forward=replace(full.forward, key_mask=bits))
     assert masked.seen_d_out() is not full.d_out
+
+
+def test_columns_of_d_out_are_side_by_side() -> None:
+    """As kernels read them; a sum hands back one number for all elements, a slice every other."""
+    rows = torch.randn(3, 2 * HEADS, 2 * WIDTH)
+    for given in (torch.ones(()).expand(3, HEADS, WIDTH), rows[..., ::2]):
+        read = readable(given)
+        assert read.stride(-1) == 1 and torch.equal(read, given)
+    for given in (rows[:, ::2, :WIDTH], rows[..., 5:6], rows.transpose(0, 1)):
+        assert readable(given) is given

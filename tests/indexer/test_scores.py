@@ -11,6 +11,7 @@ import openmla
 from indexer import cases
 from openmla import InvalidArgument
 from openmla.indexer.cache import quantize
+from openmla.kernels.cpu.indexer.plan import CpuIndexConfig
 
 BACKENDS = ("cpu", "reference")
 
@@ -36,6 +37,14 @@ def test_scores_of_a_pair_are_the_formula_inside_windows_only(
     want = cases.formula(q, values, scales, weights)
     assert torch.allclose(got[inside].double(), want[inside], rtol=1e-4, atol=1e-5)
     assert (got[~inside] == 77.0).all()
+
+
+def test_as_many_queries_as_are_taken_together_and_one_more() -> None:
+    queries = CpuIndexConfig().batch_queries + 1
+    q, weights = cases.queries(queries, 2)
+    values, scales = quantize(cases.keys(9), "fp32")
+    got = openmla.indexer_scores(q, (values, scales), weights, backend="cpu")
+    assert torch.allclose(got.double(), cases.formula(q, values, scales, weights), rtol=1e-4)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

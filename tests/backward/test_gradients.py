@@ -206,6 +206,29 @@ def test_fp8_is_refused_with_the_reason() -> None:
 # torch
 
 
+class Blocked(torch.autograd.Function):
+    """Hands values on, and no gradient back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """The same numbers."""
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *found: Tensor) -> None:
+        """Nothing."""
+
+
+@pytest.mark.parametrize("form", ["dense", "sparse"])
+def test_where_no_gradient_comes_back_none_goes_on(form: str) -> None:
+    run, call = (openmla.mla_prefill, calls.dense([5, 3]))
+    if form == "sparse":
+        run, call = openmla.mla_prefill_sparse, calls.sparse(4, 9)
+    call["q"] = call["q"].requires_grad_()
+    Blocked.apply(run(**call)).sum().backward()
+    assert call["q"].grad is None
+
+
 @pytest.mark.parametrize("form", ["dense", "sparse"])
 def test_a_gradient_of_lse_is_never_refused_after_the_forward_pass(form: str) -> None:
     """Hopper's kernels have no sink beside a gradient of lse; whether one comes back is not known

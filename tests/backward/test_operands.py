@@ -10,6 +10,7 @@ from torch import Tensor
 
 from openmla import plan
 from openmla.backward.operands import BackwardOperands
+from openmla.backward.ops import readable
 from openmla.backward.problem import BackwardProblem
 from openmla.operands import DenseOperands, Results, Weights
 
@@ -70,3 +71,13 @@ def test_rows_that_are_one_row_are_not_copied_in_bulk(name: str) -> None:
     rows[name] = torch.ones(1, *shapes[name][1:], dtype=torch.bfloat16).expand(shapes[name])
     rows["k_rope"] = rows["k_rope"] if rows["k_rope"].dim() == 2 else rows["k_rope"][:, 0]
     assert backends() == ["portable", "portable"]
+
+
+def test_columns_of_d_out_are_side_by_side() -> None:
+    """As kernels read them; a sum hands back one number for all elements, a slice every other."""
+    rows = torch.randn(3, 2 * HEADS, 2 * WIDTH)
+    for given in (torch.ones(()).expand(3, HEADS, WIDTH), rows[..., ::2]):
+        read = readable(given)
+        assert read.stride(-1) == 1 and torch.equal(read, given)
+    for given in (rows[:, ::2, :WIDTH], rows[..., 5:6], rows.transpose(0, 1)):
+        assert readable(given) is given

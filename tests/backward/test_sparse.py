@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from formula import same_bits
 from openmla import LatentCache, Unsupported
 from openmla.backward import sparse_reference
 from openmla.backward.problem import BackwardProblem
+from openmla.backward.sparse_operands import by_row
 from openmla.lab.testing.gradients import GradientCase
 from openmla.lab.testing.memory import BACKGROUNDS, Memory
 from openmla.lab.testing.row_gradients import (
@@ -24,6 +26,7 @@ from openmla.lab.testing.row_gradients import (
     random_row_gradient_case,
 )
 from openmla.operands import Results, SparseOperands, Weights
+from unstable_sorts import unstable_sorts
 
 INDICES = torch.tensor([[0, 1, 2, 2], [3, 99, 1, 1], [-1, -1, -1, -1], [5, 6, 7, 8]]).int()
 LENGTHS = torch.tensor([4, 4, 4, 2]).int()
@@ -167,6 +170,18 @@ def test_out_and_lse_have_the_bits_of_a_call_without_gradients() -> None:
     assert same_bits(
         openmla.mla_prefill_sparse(**given).detach(), openmla.mla_prefill_sparse(**plain)
     )
+
+
+def test_entries_of_a_row_are_in_the_order_of_the_queries() -> None:
+    """In which kernels add them, so that sums have the same bits every time."""
+    given = call()
+    op = SparseOperands(
+        *(given[n].detach() for n in ("q", "kv", "indices", "topk_lengths")), 16, Weights(0.3, None)
+    )
+    with unstable_sorts():
+        order, starts = (x.tolist() for x in by_row(op, 0, 4))
+    entries = [order[a:b] for a, b in pairwise(starts)]
+    assert entries == [[0], [1, 6, 7], [2, 3], [4], [], [12], [13], [], []]
 
 
 def test_queries_of_others_change_no_bit() -> None:

@@ -241,3 +241,11 @@ def test_9_a_token_has_the_same_bits_among_neighbors_that_are_computed_with_it(h
         one = slice(token, token + 1)
         alone = openmla.mla_prefill_sparse(q[one].clone(), rows, indices[one], **rest)
         assert same(tuple(x[one] for x in together), alone)
+
+
+def test_9_a_token_with_a_long_list_has_the_same_bits_among_many():
+    """How many rows the CPU takes at a time depends on heads, not on how many tokens there are."""
+    call = calls.sparse(queries=300, rows=2500, topk=2300)
+    together = openmla.mla_prefill_sparse(**call)
+    first = {name: call[name][:1].clone() for name in ("q", "indices")}
+    assert formula.same_bits(together[:1], openmla.mla_prefill_sparse(**{**call, **first}))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from torch import Tensor
 import calls
 import formula
 import openmla
+from indexer import cases
 from kernels.cached_calls import CALLS as CACHED_CALLS
 from kernels.noted import note_launches
 from openmla import LatentCache
@@ -39,6 +41,7 @@ every_default = pytest.mark.parametrize("default", DEFAULTS)
 LONG = {"q_lens": [3, 2], "k_lens": [600, 6]}  # the CPU kernels cut keys at 512
 MORE: dict[str, Any] = {"sink": torch.tensor([0.3, -torch.inf]), "return_lse": True}
 SCALES = {"q_scale": torch.full((5,), 0.7), "k_scale": torch.full((606,), 1.2)}
+INDEX = cases.paged([5, 9], [60, 200])
 CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "dense": (openmla.mla_prefill, {**calls.dense(**LONG), **MORE, **SCALES}),
     "dense, bf16": (openmla.mla_prefill, {**calls.dense(**LONG, dtype=torch.bfloat16), **MORE}),
@@ -48,6 +51,10 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         {**calls.sparse(rows=700, topk=600), **MORE, "return_max_logits": True},
     ),
     "merge_states": (openmla.merge_states, calls.merge()),
+    "index_topk": (
+        partial(openmla.index_topk, INDEX.q, INDEX.keys, INDEX.weights, 30),
+        {**INDEX.options, "return_counts": True, "return_mask": True},
+    ),
     "flash_mla": (flash_mla_sparse_fwd, calls.flash_mla()),
     "flash_attn": (flash_attn_varlen_func, calls.flash_attn()),
 }

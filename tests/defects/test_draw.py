@@ -85,6 +85,17 @@ def test_in_another_process():
 def test_no_defect_counts():
     assert False
 """
+FORKED_TEST = """
+import multiprocessing
+
+from toy.sums import scaled
+
+
+def test_in_a_fork():
+    process = multiprocessing.get_context("forkserver").Process(target=scaled, args=(2,))
+    process.start()
+    process.join()
+"""
 TOY_KERNEL = Kernel("toy", ("sums.py",), (Suite("tests/test_sums.py"),))
 
 
@@ -319,6 +330,17 @@ def test_a_test_judges_the_statements_that_it_executes(toy: Repository) -> None:
     assert judging("for number in numbers[:10]:") == {"test_total", "test_empty"}
     assert judging("result = result - number") == {"test_total"}
     assert judging("return (number)") == {"test_in_another_process"}
+
+
+@pytest.mark.long
+def test_forks_of_other_processes_are_recorded_too(toy: Repository) -> None:
+    """As ranks are; they end without what Python does at its exit."""
+    (toy.root / "tests/test_sums.py").write_text(FORKED_TEST)
+    clean = control(toy, TOY_KERNEL, Limits(60))
+    lines = lines_of(change_of(toy, "return (number)"), toy.source)
+    assert [test.name for test in clean.executing("sums.py", lines)] == [
+        "tests/test_sums.py::test_in_a_fork"
+    ]
 
 
 @pytest.mark.long

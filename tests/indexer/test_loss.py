@@ -337,3 +337,13 @@ def test_a_plan_says_what_would_run() -> None:
     found = plan(problem, "cpu")
     assert found.backend == "cpu" and "gradients of the loss of an indexer" in found.explain()
     assert Plan.from_json(found.to_json()) == found
+
+
+def test_flops_are_those_of_all_products() -> None:
+    """The indexer's scores once, and again for the gradients of its queries and of its keys."""
+    dense = openmla.Problem(
+        form="dense", heads=3, d_nope=16, d_rope=8, d_v=16, total_q=5, total_k=7
+    )
+    loss = LossProblem.of(dense, index_heads=4, index_dim=128)
+    assert loss.flops == 2 * 5 * 7 * (3 * 24 + 4 * 128)
+    assert replace(loss, wants_gradients=True).flops == 2 * 5 * 7 * (3 * 24 + 3 * 4 * 128)

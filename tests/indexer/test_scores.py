@@ -11,16 +11,21 @@ import openmla
 from indexer import cases
 from openmla import InvalidArgument
 from openmla.indexer.cache import quantize
+from openmla.kernels.cpu.indexer.plan import CpuIndexConfig
 
 BACKENDS = ("cpu", "reference")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("heads", [1, 5, 64, 128])
-def test_scores_of_a_pair_are_the_formula_inside_windows_only(backend: str, heads: int) -> None:
+@pytest.mark.parametrize(("heads", "least"), [(1, 0), (5, 600), (64, 0), (128, 0)])
+def test_scores_of_a_pair_are_the_formula_inside_windows_only(
+    backend: str, heads: int, least: int
+) -> None:
+    """least: the first key that any window has, inside a block of keys if it is not 0."""
     q, weights = cases.queries(6, heads)
     values, scales = quantize(cases.keys(1100), "fp32")
     starts = torch.tensor([0, 3, 1099, 700, 20, -5], dtype=torch.int32)
+    starts = torch.where(starts < least, least + starts, starts)
     ends = torch.tensor([1100, 900, 1100, 700, 10, 5000], dtype=torch.int32)
     out = torch.full((6, 1100), 77.0)
     got = openmla.indexer_scores(
@@ -32,6 +37,14 @@ def test_scores_of_a_pair_are_the_formula_inside_windows_only(backend: str, head
     want = cases.formula(q, values, scales, weights)
     assert torch.allclose(got[inside].double(), want[inside], rtol=1e-4, atol=1e-5)
     assert (got[~inside] == 77.0).all()
+
+
+def test_as_many_queries_as_are_taken_together_and_one_more() -> None:
+    queries = CpuIndexConfig().batch_queries + 1
+    q, weights = cases.queries(queries, 2)
+    values, scales = quantize(cases.keys(9), "fp32")
+    got = openmla.indexer_scores(q, (values, scales), weights, backend="cpu")
+    assert torch.allclose(got.double(), cases.formula(q, values, scales, weights), rtol=1e-4)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -107,6 +120,13 @@ def valid() -> dict:
     return {"q": case.q, "keys": case.keys, "weights": case.weights, **case.options}
 
 
+def side_by_side(call: dict, *more: str) -> dict:
+    """Keys without pages, beside some of the arguments that say where pages are."""
+    paging = ("cu_seqlens_q", "block_table", "cache_lengths")
+    pair = call["q"][:, 0].contiguous(), torch.zeros(5)
+    return {"keys": pair} | {name: None for name in paging if name not in more}
+
+
 REFUSED = {
     "q": [
         lambda c: {"q": c["q"].float()},
@@ -126,14 +146,17 @@ REFUSED = {
         lambda c: {"cu_seqlens_q": c["cu_seqlens_q"].long()},
         lambda c: {"cu_seqlens_q": c["cu_seqlens_q"][:0]},
         lambda c: {"cu_seqlens_q": torch.tensor([0, 4, 2], dtype=torch.int32)},
-        lambda c: {"keys": (c["q"][:, 0].contiguous(), torch.zeros(5))},
+        lambda c: side_by_side(c, "cu_seqlens_q"),
     ],
     "block_table": [
+        lambda c: side_by_side(c, "block_table"),
+        lambda c: {"block_table": torch.where(torch.arange(3) == 2, 99, c["block_table"])},
         lambda c: {"block_table": None},
         lambda c: {"block_table": c["block_table"] * 0 - 1},
         lambda c: {"block_table": c["block_table"] * 0 + 99},
     ],
     "cache_lengths": [
+        lambda c: side_by_side(c, "cache_lengths"),
         lambda c: {"cache_lengths": c["cache_lengths"] + 100},
         lambda c: {"cache_lengths": c["cache_lengths"] - 100},
         lambda c: {"cache_lengths": None},

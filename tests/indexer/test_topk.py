@@ -10,6 +10,7 @@ import torch
 import openmla
 from indexer import cases
 from openmla import InvalidArgument
+from openmla.indexer import ops
 from openmla.indexer.operands import ScoresOperands
 from openmla.indexer.ops import given_windows, windows_of
 
@@ -18,14 +19,21 @@ LENS = ([5, 0, 9], [60, 3, 200])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("limit", [1, 4 * 200 * 3, 512 << 20])
-def test_chunks_change_nothing(backend: str, limit: int) -> None:
-    """One row at a time, three, all: the same selection as by hand."""
+@pytest.mark.parametrize("limit", [1, 4 * 200 * 6, 512 << 20])
+def test_chunks_change_nothing(backend: str, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row at a time, three, all: the same selection as by hand, and no more held than asked."""
     case = cases.paged(*LENS)
     options = {**case.options, "backend": backend}
     scores = openmla.indexer_scores(case.q, case.keys, case.weights, **options)
     ends = torch.tensor([*range(56, 61), *range(192, 201)], dtype=torch.int32)
     want = openmla.select_topk(scores, 30, ends=ends)
+    run, held = ops.run_scores, []
+
+    def noted(op: ScoresOperands, out: torch.Tensor, *more: Any) -> Any:
+        held.append(out.shape[0])
+        return run(op, out, *more)
+
+    monkeypatch.setattr(ops, "run_scores", noted)
     got, counts, mask = openmla.index_topk(
         case.q,
         case.keys,
@@ -38,6 +46,7 @@ def test_chunks_change_nothing(backend: str, limit: int) -> None:
         return_mask=True,
     )
     assert torch.equal(got, want) and counts.tolist() == [30] * 14
+    assert sum(held) == 14 and max(held) == {1: 1, 4800: 3}.get(limit, 14)
     for t in range(14):
         bits = [s for s in range(200) if int(mask[t, s // 32]) >> (s % 32) & 1]
         assert bits == want[t].tolist()

@@ -246,6 +246,22 @@ def test_a_step_of_the_indexer_is_planned_once(
         call()
 
 
+@pytest.mark.parametrize("first", ["physical", "relative"])
+def test_rows_of_a_cache_and_places_in_a_sequence_are_two_calls(first: str, noted: Noted) -> None:
+    other = "relative" if first == "physical" else "physical"
+    noted.take(topk(rows=first))
+    assert noted.take(topk(rows=first))[1].cached
+    launched = noted.take(topk(rows=other))[1]
+    assert launched.long and not launched.cached
+
+
+def test_keys_of_no_kind_are_refused_as_ever(noted: Noted) -> None:
+    call = topk()
+    noted.take(call)
+    with pytest.raises(InvalidArgument, match="keys: expected"):
+        call.func(call.args[0], None, *call.args[2:], **call.keywords)  # type: ignore[attr-defined]
+
+
 def test_a_selection_in_parts_is_not_kept(noted: Noted) -> None:
     """The lists of all parts together would take more memory than the limit of the scores."""
     call = topk(scores_limit=8000)

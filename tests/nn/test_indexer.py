@@ -17,7 +17,7 @@ from openmla.errors import InvalidArgument, Unsupported
 from openmla.indexer.cache import quantize
 from openmla.lab.testing.indexer import BOUND, selection_fits
 from openmla.nn import Batch, Indexer, IndexerConfig, MLAAttention, indexer
-from openmla.nn.indexer import INTERLEAVED, fold, hadamard
+from openmla.nn.indexer import INTERLEAVED, fold, hadamard, own_pages
 from openmla.planning import form
 
 TOKENS, TOPK = 60, EXTRA["deepseek_v32"]["index_topk"]
@@ -133,11 +133,21 @@ def test_a_layer_selects_for_itself_and_masked_is_sparse(kind: str) -> None:
     assert not torch.allclose(want[TOPK + 20 :], torch.zeros(()), atol=1e-4)
 
 
+@pytest.mark.parametrize("lengths", [[70, 5, 0, 128], [0, 0], []])
+def test_fresh_sequences_have_rows_of_their_own(lengths: list[int]) -> None:
+    """As many pages as the longest of them needs."""
+    cache, batch = own_pages(Batch.of(lengths))
+    rows = batch.slots(cache.page_size)
+    assert len(rows.unique()) == sum(lengths)
+    assert bool(((rows >= 0) & (rows < cache.rows)).all())
+
+
 @pytest.mark.parametrize("rate", [1e9, 1e-9], ids=["sparse", "masked"])
-@pytest.mark.parametrize("piece", [0, 128], ids=["whole", "pieces"])
+@pytest.mark.parametrize("piece", [0, 100], ids=["whole", "pieces"])
 @torch.no_grad()
 def test_chunks_over_caches_are_the_whole(rate: float, piece: int) -> None:
-    """Two sequences of different lengths, in three chunks; pages of another order than keys."""
+    """Two sequences of different lengths, in three chunks; pages of another order than keys. A
+    piece has the keys of 16 bytes of a mask at least, 128, even where fewer fill the memory."""
     _, layer = both("glm_moe_dsa")
     lengths, pages = (200, 70), 8
     xs = [hidden(n) for n in lengths]

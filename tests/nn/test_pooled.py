@@ -19,7 +19,7 @@ from openmla.indexer.cache import quantize
 from openmla.indexer.groups_reference import tokens_of_pools
 from openmla.lab.testing.indexer import BOUND, selection_fits
 from openmla.nn import Batch, MLAAttention, PoolCache, PoolIndexer, PoolIndexerConfig
-from openmla.nn.indexer import fold, hadamard
+from openmla.nn.indexer import PAGE, fold, hadamard
 from openmla.planning.form import FormChoice
 
 CLOSE = 2e-6
@@ -210,6 +210,14 @@ def test_fresh_sequences_need_no_cache() -> None:
         lists = [[p for p in row if p >= 0] for row in rows.tolist()]
         judge_lists(layer, x, lists, "ue8m0")
         assert (out - exact.mla(layer, x, lists, lambda rows: rows)).abs().max() <= CLOSE
+
+
+def test_pools_that_fill_their_pages_beside_tokens_that_fill_none() -> None:
+    """A token more takes no place among the keys of pools."""
+    layer, tokens = untrained(), PAGE * POOL + 1
+    x = torch.randn(tokens, 64, generator=torch.Generator().manual_seed(7))
+    rows = layer.indexer(x, layer.compress_queries(x), None, Batch.of([tokens]))
+    assert int((rows[-1] >= 0).sum()) == TOPK + 1
 
 
 def test_a_rotation_leaves_scores_as_they_are() -> None:

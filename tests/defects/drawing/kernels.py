@@ -138,7 +138,94 @@ def indexer(family: str) -> tuple[Suite, ...]:
 
 
 CACHED = Suite("tests/kernels/test_cached_launches.py")
+HOST = (
+    Kernel(
+        "host.calls",
+        (
+            "api",
+            "arithmetic.py",
+            "block_scaling.py",
+            "cache.py",
+            "cached.py",
+            "checks.py",
+            "dispatch.py",
+            "formats.py",
+            "kept.py",
+            "operands.py",
+            "ops.py",
+            "problem.py",
+            "records.py",
+            "sequences.py",
+            "sources.py",
+        ),
+        (
+            *(
+                Suite(f"tests/test_{name}.py")
+                for name in (
+                    "api",
+                    "attend",
+                    "block_scaling",
+                    "cached",
+                    "dispatch",
+                    "kept",
+                    "merge",
+                    "ops",
+                    "problem",
+                    "quantize",
+                    "records",
+                    "sequences",
+                )
+            ),
+            CACHED,
+            Suite("tests/cache"),
+            Suite("tests/contract"),
+            Suite("tests/malformed"),
+        ),
+    ),
+    Kernel(
+        "host.cpu",
+        ("kernels/cpu",),
+        (
+            Suite("tests/kernels/cpu"),
+            Suite("tests/test_attend.py"),
+            Suite("tests/contract"),
+            Suite("tests/backward"),
+            Suite("tests/indexer"),
+        ),
+    ),
+    Kernel(
+        "host.backward",
+        ("backward",),
+        (
+            Suite("tests/backward"),
+            Suite("tests/nn/test_invariant.py"),
+            Suite("tests/kernels/portable/test_sparse_backward.py"),
+        ),
+    ),
+    Kernel(
+        "host.indexer",
+        ("indexer", "compressor"),
+        (
+            Suite("tests/indexer"),
+            Suite("tests/compressor"),
+            Suite("tests/malformed"),
+            Suite("tests/kernels/test_cached_launches.py", ("topk", "scores", "index")),
+        ),
+    ),
+    Kernel("host.nn", ("nn",), (Suite("tests/nn"),)),
+    Kernel("host.distributed", ("distributed",), (Suite("tests/distributed"),)),
+    Kernel("host.compat", ("compat",), (Suite("tests/compat"),)),
+    Kernel(
+        "host.transformers",
+        ("integrations/transformers",),
+        (Suite("tests/integrations/transformers"),),
+    ),
+    Kernel("host.vllm", ("integrations/vllm",), (Suite("tests/integrations/vllm"),)),
+    Kernel("host.sglang", ("integrations/sglang",), (Suite("tests/integrations/sglang"),)),
+)
+"""Not of one kernel: calls and what they check, the CPU path, layers, ranks and engines."""
 _TABLE = (
+    *HOST,
     Kernel(
         "hopper.dense",
         ("kernels/hopper/dense",),
@@ -466,6 +553,7 @@ FAMILIES = {
         "portable.quantize",
         "planning.portable",
     ),
+    "host": tuple(kernel.name for kernel in HOST),
 }
 
 

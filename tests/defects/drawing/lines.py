@@ -6,6 +6,7 @@ of the same files and with the same lines: what Python traces is what stands in 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -79,8 +80,12 @@ class Tracer:
 
 
 def write(executed: Executed, folder: Path) -> None:
-    """Leave what this process executed."""
-    (folder / f"lines-{os.getpid()}.json").write_text(json.dumps(executed))
+    """Leave what this process executed. One that ends after its test, as those that only watch over
+    others may, is not waited for: it leaves all of its lines or none."""
+    unfinished = folder / f"{os.getpid()}.part"
+    with contextlib.suppress(FileNotFoundError):  # the folder of a test goes with the control
+        unfinished.write_text(json.dumps(executed))
+        os.replace(unfinished, folder / f"lines-{os.getpid()}.json")
 
 
 def together(parts: list[Executed]) -> Executed:

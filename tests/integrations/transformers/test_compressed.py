@@ -123,6 +123,7 @@ def attention_alone(model: PreTrainedModel, x: Tensor) -> Tensor:
         local_size=window,
         dtype=model.dtype,
     )
+    assert own or mask.shape[2] == min(window, tokens)
     x, positions = x.to(model.dtype), torch.arange(tokens)[None]
     kinds = ("main", "compress")
     turns = {kind: model.model.rotary_emb(x, positions, kind) for kind in kinds}

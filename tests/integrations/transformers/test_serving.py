@@ -43,9 +43,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
 
 def prompts() -> list[list[int]]:
-    """Short and long ones; the last two begin with the same 32 tokens, two pages."""
+    """Short and long ones, with the first token and the last that there are; the last two begin
+    with the same 32 tokens, two pages."""
     draw = torch.Generator().manual_seed(1)
     found = [torch.randint(2, 128, (n,), generator=draw).tolist() for n in (21, 3, 70)]
+    found[1][:2] = 0, 127
     return [*found, [*found[2][:32], 7, 8, 9]]
 
 
@@ -285,7 +287,10 @@ def test_the_model_is_left_as_it_was(v3: PreTrainedModel):
 
 @pytest.mark.parametrize(
     "wish",
-    ["use_cuda_graph", "use_async_batching", "default_compile_level", "max_blocks_per_request"],
+    [
+        *("use_cuda_graph", "use_async_batching", "default_compile_level"),
+        *("varlen_compile_config", "decode_compile_config", "max_blocks_per_request"),
+    ],
 )
 def test_what_was_never_run_is_refused(v3: PreTrainedModel, wish: str):
     with pytest.raises(Unsupported, match=f"continuous batching with {wish}"):

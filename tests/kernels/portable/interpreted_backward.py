@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 
 import openmla
+from kernels.far_memory import FarMemory
 from kernels.portable import interpreter
+from kernels.portable.interpreted_sparse_backward import workspaces_in
 from openmla.backward.operands import Gradients, Wanted
 from openmla.backward.reference import Saved
 from openmla.kernels.portable.backward import launch
@@ -31,6 +33,7 @@ from openmla.lab.testing.gradients import (
     random_gradient_case,
 )
 from openmla.lab.testing.memory import BACKGROUNDS, Memory
+from openmla.lab.testing.memory.guard import EDGES, GuardedMemory
 from openmla.planning import Plan
 from openmla.planning.target import target_by_name
 
@@ -46,19 +49,31 @@ def forward(built: BuiltGradients) -> Saved:
 
 
 def run(
-    built: BuiltGradients, saved: Saved, tile: tuple[int, int], wanted: Wanted | None = None
+    built: BuiltGradients,
+    saved: Saved,
+    tile: tuple[int, int],
+    wanted: Wanted | None = None,
+    memory: Memory | None = None,
 ) -> dict[str, Tensor]:
-    """Gradients by name; every buffer starts full of NaN."""
+    """Gradients by name; every buffer starts full of NaN. memory: where gradients lie, and where it
+    has inaccessible pages, workspaces too."""
     op = built.backward(saved)
     problem = op.problem()
     sizes = {"BM": tile[0], "BN": tile[1], "key_BM": tile[0], "key_BN": tile[1]}
     config = replace(select_config(problem, target_by_name("h200")), **sizes)
     gradients = Gradients.allocate(op.forward, wanted or Wanted())
+    if memory is not None:
+        names = ("q", "kv", "k_rope")
+        own = {name: getattr(gradients, name) for name in names}
+        own = {name: memory.new(x.shape, x.dtype) for name, x in own.items() if x is not None}
+        gradients = replace(gradients, **own)
     for x in (gradients.q, gradients.kv, gradients.k_rope, gradients.sink):
         if x is not None:
             x.fill_(torch.nan)
     plan = Plan(problem, "h200", "portable", "backward", config)
-    for call in launch.calls(plan, op, gradients):
+    with workspaces_in(memory):
+        calls = list(launch.calls(plan, op, gradients))
+    for call in calls:
         call.run()
     return gradients.tensors()
 
@@ -106,6 +121,7 @@ def poison(first: int, number: int) -> Iterator[list[str]]:
 
 _INTEGER = {torch.bfloat16: torch.int16, torch.float32: torch.int32}
 _PAIR = Case("dense", 3, 16, 8, 16, q_lens=(40, 9), k_lens=(70, 9), sink="normal")
+_LONG = Case("dense", 2, 16, 8, 16, q_lens=(75,), k_lens=(110,))
 
 
 def neighbors(first: int, number: int) -> Iterator[list[str]]:
@@ -172,12 +188,57 @@ def unseen(first: int, number: int) -> Iterator[list[str]]:
         yield [f"seed {seed}: {p}" for p in problems]
 
 
+def steps(first: int, number: int) -> Iterator[list[str]]:
+    """Sequences of many tiles: some are seen by all queries, some lie on the diagonal or at the
+    edge of a window, some are seen by none, and each counts once. Statistics lie head by head;
+    keys before all windows may hold anything."""
+    shapes: tuple[dict[str, Any], ...] = (
+        {},
+        {"window": 12},
+        {"window": 30, "scale": 0.5},
+    )
+    for seed in range(first, first + number):
+        case = replace(_LONG, seed=seed, **shapes[seed % 3])
+        built = build_gradients(GradientCase(case))
+        saved = forward(built)
+        saved = saved._replace(lse=saved.lse.t().contiguous().t())
+        tile = TILES[4] if seed % 2 else TILES[0]
+        found = run(built, saved, tile)
+        problems = [p for v in judge_twice(built, found, saved) for p in v.problems]
+        if case.window:
+            op = built.operands
+            assert op.k_rope is not None
+            for x in (op.k_nope, op.k_rope, op.v):
+                x[: case.k_lens[0] - case.q_lens[0] + 1 - case.window] = torch.nan
+            again = run(built, saved, tile)
+            problems += [f"d_{n} differs" for n, x in again.items() if not torch.equal(x, found[n])]
+        yield [f"seed {seed}: {p}" for p in problems]
+
+
+def apart(first: int, number: int) -> Iterator[list[str]]:
+    """Tensors and workspaces between inaccessible pages, or past element 2^31. No bit changes."""
+    case = replace(_PAIR, seed=first, q_lens=(20, 5), k_lens=(37, 5), rope="per_head")
+    memories: dict[str, Memory] = {f"a page at the {e}": GuardedMemory(e) for e in EDGES}
+    memories |= {f"far along axis {axis}": FarMemory(axis) for axis in (0, 1)}
+    found: dict[str, Tensor] = {}
+    for name, memory in [("", Memory("cpu")), *list(memories.items())[:number]]:
+        built = build_gradients(GradientCase(case, d_lse=True), memory)
+        saved = Saved(*(memory.new(x.shape, x.dtype).copy_(x) for x in forward(built)))
+        got = run(built, saved, TILES[4], memory=memory)
+        bits = {n: x.contiguous().view(_INTEGER[x.dtype]) for n, x in got.items()}
+        found = found or bits
+        if name:
+            yield [f"{name}: d_{n}" for n, x in bits.items() if not torch.equal(x, found[n])]
+
+
 PARTS: dict[str, Part] = {
     "fuzz": fuzz,
     "poison": poison,
     "neighbors": neighbors,
     "parts": parts,
     "unseen": unseen,
+    "steps": steps,
+    "apart": apart,
 }
 
 

@@ -309,11 +309,13 @@ def wild() -> Iterator[list[str]]:
         out, counts = memory.new((9, 30), torch.int32), memory.new((9,), torch.int32)
         run(SelectOperands(scores, 30, where, **how), SelectResults(out, counts, mask), block=64)
         yield []
-    # The last line of a table that ends where its memory does.
-    table = GuardedMemory("end").of(torch.randperm(14).int().view(2, 7))
+    # The last line of a table, and of scores, that ends where its memory does.
+    memory = GuardedMemory("end")
+    table = memory.of(torch.randperm(14).int().view(2, 7))
+    found = memory.of(cases.scores_of("random", 2, 70))
     starts, ends, lines = (torch.tensor(x, dtype=torch.int32) for x in ([0, 0], [70, 70], [0, 1]))
-    op = SelectOperands(cases.scores_of("random", 2, 70), 70, Windows(starts, ends, lines))
-    yield _selection_problems(replace(op, block_table=table, page_size=10))
+    op = SelectOperands(found, 70, Windows(starts, ends, lines), block_table=table, page_size=10)
+    yield [*_selection_problems(op), *_selection_problems(replace(op, topk=30))]
 
 
 def far() -> Iterator[list[str]]:

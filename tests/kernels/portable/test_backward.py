@@ -35,6 +35,8 @@ V3 = Problem(form="dense", heads=16, d_nope=128, d_rope=64, d_v=128, total_q=64,
         ("neighbors", 0, 4),
         ("parts", 0, 3),
         ("unseen", 0, 4),
+        ("steps", 0, 3),
+        ("apart", 0, 4),
     ],
 )
 def test_interpreted(interpreted: Interpreting, part: str, first: int, number: int) -> None:

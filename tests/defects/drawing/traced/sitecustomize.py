@@ -2,6 +2,7 @@
 
 import atexit
 import os
+from multiprocessing import util
 from pathlib import Path
 
 from defects.drawing.environment import LINES, PACKAGE
@@ -9,5 +10,15 @@ from defects.drawing.lines import Lines, write
 
 if LINES in os.environ:
     _lines = Lines(os.environ[PACKAGE])
-    atexit.register(lambda: write(_lines.taken(), Path(os.environ[LINES])))
+
+    def leave() -> None:
+        """Write down what this process executed so far."""
+        write(_lines.taken(), Path(os.environ[LINES]))
+
+    def leave_at_end(_: Lines) -> None:
+        """A process that is a fork of this one, as ranks are, ends without what atexit knows."""
+        util.Finalize(None, leave, exitpriority=0)
+
+    atexit.register(leave)
+    util.register_after_fork(_lines, leave_at_end)
     _lines.begin()

@@ -15,7 +15,12 @@ from kernels.hopper.simulated import plan_of, run
 from kernels.judging import assert_right_clean_and_deaf_to_poison
 from openmla import dispatch
 from openmla.cache import LatentCache
-from openmla.kernels.gluon.dequantize.launch import Filling, dequantized_operands, lists_of
+from openmla.kernels.gluon.dequantize.launch import (
+    Filling,
+    dequantized_operands,
+    lists_of,
+    rows_of,
+)
 from openmla.lab.testing.build import BuiltCase, Outcome, build
 from openmla.lab.testing.case import Case
 from openmla.lab.testing.compare import judge
@@ -222,6 +227,14 @@ def test_pages_with_gaps() -> None:
     gapped = replace(built, operands=replace(op, cache=cache))
     for mode in MODES:
         assert torch.equal(attend(gapped, mode).out, whole)
+
+
+def test_pages_of_one_row_may_lie_apart() -> None:
+    """A row is found by its page's stride then; rows of pages without gaps are numbered through."""
+    pages = torch.zeros(5, 3, 656, dtype=torch.uint8)
+    apart = rows_of(LatentCache(pages[:, :1], None, 512, 64, "fp8_656"))
+    assert apart["stride_page"] == 3 * apart["stride_row"]
+    assert rows_of(LatentCache(pages, None, 512, 64, "fp8_656"))["stride_page"] is None
 
 
 def scales_behind_rows(cache: LatentCache, page_size: int, gap: int) -> LatentCache:

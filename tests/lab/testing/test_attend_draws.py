@@ -315,3 +315,18 @@ def test_a_row_whose_scores_are_all_minus_infinity_may_be_empty_or_nan() -> None
     assert any("though scores are not" in p for p in judge(built, as_nan).problems)
     as_empty.out[token, 1] = torch.nan
     assert not judge(built, as_empty).ok
+
+
+def test_at_a_scale_of_zero_scores_of_nan_may_be_zero() -> None:
+    case = replace(CASE, sources=(replace(SPAN, topk=3, rows=3), LIST), turned=0, scale=0.0)
+    built = build(case)
+    assert isinstance(built.operands, AttendOperands)
+    clean = reference.of(built.operands)
+    token = next(t for t in range(case.total_q) if int(clean.keys[t]))
+    built.operands.q[token, 0, 7] = torch.nan
+    truth = built.truth()
+    assert bool(truth.out[token, 0].isnan().all()) and bool(truth.lse[token, 0].isnan())
+    for shown in (truth, clean):
+        right = Outcome(shown.out.bfloat16(), shown.lse.float())
+        assert judge(built, right).ok
+    assert not judge(build(case), Outcome(truth.out.bfloat16(), truth.lse.float())).ok

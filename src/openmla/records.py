@@ -101,6 +101,8 @@ def describe(kind: Any) -> str:
         return f"an object with the fields of {kind.__name__}"  # type: ignore[union-attr]
     items = get_args(kind)
     if get_origin(kind) is tuple:
+        if is_dataclass(items[0]):
+            return f"a list of objects with the fields of {items[0].__name__}"  # type: ignore[union-attr]
         count = "" if items[-1] is Ellipsis else f"{len(items)} "
         return f"a list of {count}{_PLAIN[items[0]][1]}"
     if get_origin(kind) is Literal:

@@ -67,7 +67,10 @@ class Truth:
     keys: Tensor
     """Keys the row sees, int64 [T]."""
     unsettled: Tensor
-    """Where NaN comes of Inf in V times a weight of 0 alone: whether it does is not promised."""
+    """Where NaN comes of Inf in V times a weight of 0 alone, of scores that are all -inf, or of a
+    score times a scale of 0: whether it does is not promised. Kernels hide keys by scores of -inf,
+    and may take a row that has no others for one that sees no key; at a scale of 0 they may take
+    all scores for 0."""
 
     @staticmethod
     def empty(total_q: int, heads: int, d_v: int) -> Truth:
@@ -117,6 +120,9 @@ class Truth:
             broken = (~v.isfinite()).double()
             reached = torch.einsum("hn,nhv->hv", (p != 0).double(), broken)
             self.unsettled[row] = ~self.out[row].isfinite() & (reached == 0)
+        self.unsettled[row, (scores == -torch.inf).all(-1)] = True
+        if w.scale == 0:
+            self.unsettled[row, scores.isnan().any(-1)] = True
         self.lse[row] = lse
         self.max_logits[row] = scores.amax(-1)
         v_sizes = v.abs() if v_sizes is None else v_sizes

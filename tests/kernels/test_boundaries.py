@@ -102,6 +102,21 @@ def test_pages_of_one_row_that_lie_apart(name: str) -> None:
     run_is_right(plan_of, one, as_built, "late")
 
 
+ONE_OF_EACH = [name for name in RUNS if "split" not in name]
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_one_query_one_key_and_one_page_whose_strides_are_never_used(name: str) -> None:
+    """What lies between two of them may be any number, also one that no descriptor can have."""
+    plan_of, case = RUNS[name]
+    one = replace(case, q_lens=(1,), k_lens=(1,), spare=0)
+    if name.startswith("cdna4 dense"):  # it copies to LDS by 32-bit offsets of a tile's rows
+        with pytest.raises(Unsupported, match="span 2 GiB or more"):
+            run_is_right(plan_of, one, as_built, "late")
+        return
+    run_is_right(plan_of, one, as_built, "late")
+
+
 def test_examples() -> None:
     assert doctest.testmod(boundaries).failed == 0
 

@@ -10,7 +10,7 @@ import json
 import random
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -22,13 +22,15 @@ import torch
 import openmla.kernels.portable as package
 from gluon_sim import unreserved
 from indexer import cases
+from kernels import index_boundaries
+from kernels.boundaries import UnevenMemory
 from kernels.far_memory import FarMemory
 from kernels.mutants import load_mutant, once
 from kernels.portable import interpreter
 from kernels.wild_values import KINDS, make_wild
 from openmla import IndexCache
 from openmla.indexer import reference
-from openmla.indexer.cache import quantize
+from openmla.indexer.cache import MXFP4_BYTES, ROW_BYTES, quantize
 from openmla.indexer.operands import ScoresOperands, SelectOperands, SelectResults, Windows
 from openmla.indexer.windows import paged_windows
 from openmla.kernels.portable.indexer import launch, windows
@@ -74,6 +76,95 @@ def scores() -> Iterator[list[str]]:
         out = torch.full((5, 152), UNWRITTEN)
         run(op, out, target, chunk=64, BN=32)
         yield [f"{heads} heads on {target}: {p}" for p in score_problems(op, out, UNWRITTEN)]
+
+
+FEW_KEYS = {"chunk": 64, "BN": 32}
+"""A program has two blocks of keys."""
+SOME_SCORERS = ((64, 16, "ue8m0"), (3, 1, "mxfp4"))
+MORE_SCORERS = (
+    *((32, 48, "ue8m0"), (128, 1, "ue8m0"), (3, 16, "ue8m0"), (5, 1024, "ue8m0")),
+    *((64, 48, "mxfp4"), (128, 16, "mxfp4"), (32, 1, "mxfp4")),
+)
+
+
+def edges() -> Iterator[list[str]]:
+    """Requests, windows and rows of scores at the edges of plans, in uneven memory."""
+    yield from _score_edges(SOME_SCORERS)
+    yield from _selection_edges((("coarse", 16), ("half zeros", 1)))
+    yield from _append_edges()
+
+
+def more_edges() -> Iterator[list[str]]:
+    """The same of other heads, pages and scores."""
+    yield from _score_edges(MORE_SCORERS)
+    yield from _selection_edges(product(cases.KINDS, (1, 16, 48)))
+
+
+def _score_edges(scorers: tuple[tuple[int, int, str], ...]) -> Iterator[list[str]]:
+    for heads, page, scales in scorers:
+        small = index_boundaries.single(heads, 2, scales)
+        found = index_boundaries.edges_of(plan_of(small, torch.empty(1, 4), "h200", **FEW_KEYS))
+        op = index_boundaries.at_edges(found, heads, page, scales)
+        alone = index_boundaries.lone_query(op, found)
+        single = index_boundaries.single(heads, max(page, 2), scales)
+        calls = {"edges": op, "one query alone": alone, "one page": single}
+        if scales != "mxfp4":
+            calls["windows"] = index_boundaries.windows_at_edges(found, heads)
+        for name, call in calls.items():
+            problems = _uneven_problems(call)
+            yield [f"{name}, {heads} heads, page {page}, {scales}: {p}" for p in problems]
+
+
+def _uneven_problems(op: ScoresOperands) -> list[str]:
+    """What is wrong with scores in uneven memory."""
+    of_pages = op.block_table is not None and isinstance(op.keys, IndexCache)
+    width = op.block_table.shape[1] * op.keys.page_size if of_pages else op.keys[0].shape[0]
+    shape = op.q.shape[0], -(-width // 4) * 4
+    out = index_boundaries.uneven_rows(shape, torch.float32, UNWRITTEN)
+    run(index_boundaries.uneven(op), out, **FEW_KEYS)
+    problems = score_problems(op, out, UNWRITTEN)
+    return problems + ["between rows"] * index_boundaries.gaps_of(out, UNWRITTEN)
+
+
+KEPT = (
+    *((64, 0, 0), (64, 1, 0), (65, 0, 1), (70, 40, 24)),
+    *((64, 64, 0), (64, 0, 64), (63, 32, 31), (1, 0, 1)),
+)
+"""How many are selected, and how many of the first and the last in any case: up to all of them."""
+
+
+def _selection_edges(kinds: Iterable[tuple[str, int]]) -> Iterator[list[str]]:
+    for number, (kind, page) in enumerate(kinds):
+        edges = index_boundaries.SelectEdges(64, 128, 3)  # of `_selection_problems`
+        pages = -(-max(edges.widths) // page)
+        order = torch.randperm(2 * pages, generator=torch.Generator().manual_seed(number))
+        how = {"block_table": order.int().view(2, -1), "page_size": page}
+        for topk, first, last in KEPT:
+            op = index_boundaries.rows_at_edges(edges, kind, topk, **how)
+            kept = replace(op, keep_first=first, keep_last=last)
+            said = f"{kind}, top-{topk}, pages of {page}, {first} and {last} kept"
+            yield [f"{said}: {p}" for p in _selection_problems(kept)]
+        tied = index_boundaries.ties_at(op, 64)
+        yield [f"ties, {page}: {p}" for p in _selection_problems(replace(tied, topk=64))]
+
+
+def _append_edges() -> Iterator[list[str]]:
+    """New keys in the first and last rows of pages and of a pool whose pages lie apart; what is
+    before and behind the pool is skipped. Keys lie apart too, and one is as loud as can be."""
+    for page, scales in product((1, 16, 48), ("ue8m0", "fp32", "mxfp4")):
+        row_bytes = MXFP4_BYTES if scales == "mxfp4" else ROW_BYTES
+        pools = []
+        for _ in range(2):
+            data = UnevenMemory().new((3, page * row_bytes), torch.uint8)
+            pools.append(IndexCache(data, page, scales))
+        rows = 3 * page
+        slots = torch.tensor(sorted({0, page - 1, page, 2 * page - 1, rows - 1}))
+        k = UnevenMemory().new((len(slots) + 2, 128), torch.float32).normal_()
+        k[1], k[2, 7] = 0.0, torch.finfo(torch.float32).max
+        pools[0].append(k[: len(slots)], slots)
+        windows.append(pools[1], k, torch.cat([slots, torch.tensor([-1, rows])]))
+        every = [torch.empty(0, dtype=torch.uint8).set_(p.data.untyped_storage()) for p in pools]
+        yield [] if torch.equal(*every) else [f"append, pages of {page}, {scales}"]
 
 
 def fp4_scores() -> Iterator[list[str]]:
@@ -338,6 +429,8 @@ def far() -> Iterator[list[str]]:
 PARTS: dict[str, Callable[[], Iterator[list[str]]]] = {
     "far": far,
     "scores": scores,
+    "edges": edges,
+    "more_edges": more_edges,
     "fp4_scores": fp4_scores,
     "fp4_defects": fp4_defects,
     "append_defects": append_defects,

@@ -14,6 +14,8 @@ pytest.importorskip("triton")
     ("part", "done"),
     [
         ("scores", 33),
+        ("edges", 34),
+        pytest.param("more_edges", 322, marks=pytest.mark.long),
         ("fp4_scores", 27),
         pytest.param("fp4_defects", 8, marks=pytest.mark.seeded),
         ("select", 55),

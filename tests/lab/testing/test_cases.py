@@ -237,6 +237,7 @@ def test_variants_share_what_a_kernel_is_compiled_for(seed: int) -> None:
         "index_kind",
         "heads",
         "key_mask",
+        "sources",
     }
     for number in range(1, 4):
         other = varied(case, number)

@@ -33,7 +33,11 @@ def test_every_defect_is_seen(number):
     assert rejected >= 0.9 * judged
 
 
-@pytest.mark.parametrize("seed", range(30_000, 30_040))
+# Blocked has one source of rows.
+ONE_SOURCE = [seed for seed in range(30_000, 30_046) if not random_case(seed).sources]
+
+
+@pytest.mark.parametrize("seed", ONE_SOURCE)
 def test_the_correct_implementation_is_accepted_on_random_cases(seed):
     built = build(replace(random_case(seed), key_mask="none"))  # Blocked has no masks
     verdict = judge(built, Blocked(built).run())

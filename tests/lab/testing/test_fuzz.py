@@ -42,7 +42,7 @@ def test_a_report_is_ok_only_if_every_case_is_right_or_refused():
     assert not report(right).ok  # one case is missing
     assert not report(right, Result("failed", "accuracy")).ok
     assert not report(right, right, failures=[Failure("guard", case, case, "")]).ok
-    assert report(right, refused).to_json()["served"] == {f"{case.form}, cpu": 1}
+    assert report(right, refused).to_json()["served"] == {f"{case.call}, cpu": 1}
 
 
 def test_a_backend_that_serves_nothing_is_counted_not_skipped():

@@ -21,13 +21,18 @@ SMALL = Case("dense", 1, 64, 32, 64, q_lens=(5,), k_lens=(33,), seed=1)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("target", "cases"), [("h200", 10), ("b200", 5), ("mi355x", 10)])
-def test_random_cases_are_right_and_clean(target: str, cases: int, tmp_path: Path) -> None:
-    """A few: tests/executed runs compiled kernels, and `make test-all` 300 simulated cases."""
-    report = run_simulated(cases, 0, target, save_dir=tmp_path)
+@pytest.mark.parametrize(
+    ("target", "seed", "cases"), [("h200", 0, 10), ("b200", 61, 5), ("mi355x", 0, 12)]
+)
+def test_random_cases_are_right_and_clean(
+    target: str, seed: int, cases: int, tmp_path: Path
+) -> None:
+    """A few, from a seed on that soon has every kind of call: tests/executed runs compiled kernels,
+    and `make test-all` 300 simulated cases."""
+    report = run_simulated(cases, seed, target, save_dir=tmp_path)
     assert report.ok, [(f.kind, str(f.shrunk), f.message) for f in report.failures]
-    assert {form for form, _ in report.served} == set(MENUS[target])
-    assert report.poisoned == cases // 5
+    assert {call for call, _ in report.served} == {*MENUS[target], "attend"}
+    assert report.poisoned == -(-cases // 5)
     assert report.right == cases and report.cases == cases + report.refused.total()
     assert list(tmp_path.iterdir()) == []
 

@@ -18,6 +18,8 @@ SWIZZLE_BYTES = 128
 RAGGED_ROWS = 1 << 30
 RAGGED_STRIDE = 1 << 34
 UNBOUNDED = 0x7FFF0000
+STRIDE_STEP, STRIDE_LIMIT = 16, 1 << 40
+"""Bytes: a descriptor's strides are multiples of the one and below the other."""
 
 
 @lru_cache
@@ -43,7 +45,8 @@ def rows_of_heads(x: Tensor, rows: int, columns: int, span: int = 0) -> Any:
 def shared_rows(x: Tensor, rows: int, span: int = 0, columns: int = 0) -> Any:
     """Boxes of `rows` rows of x [rows, columns], which all heads share. `columns`: those of a box,
     where it has more than x; they are filled with zeros."""
-    shape, strides = [x.shape[0], 1, x.shape[1]], [x.stride(0), x.stride(0), 1]
+    row = fitting_strides(x)[0]
+    shape, strides = [x.shape[0], 1, x.shape[1]], [row, row, 1]
     columns = columns or x.shape[1]
     return TensorDescriptor(x, shape, strides, [rows, 1, columns], _layout_of(x, columns, 3, span))
 
@@ -75,18 +78,33 @@ def pages(x: Tensor, rows: int, columns: int = 0) -> Any:
 def words(x: Tensor, rows: int) -> Any:
     """Boxes [rows, 4] of x int32 [rows, words], from any word on: the narrowest, 16 bytes wide."""
     layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), [rows, 4], layout)
+    return TensorDescriptor(x, list(x.shape), fitting_strides(x), [rows, 4], layout)
 
 
 def lines(x: Tensor, columns: int) -> Any:
     """Boxes of so many 4-byte numbers of a line of x [lines, columns]."""
     layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, columns], layout)
+    return TensorDescriptor(x, list(x.shape), fitting_strides(x), [1, columns], layout)
+
+
+def fitting_strides(x: Tensor) -> list[int]:
+    """Strides; where there is one query or page only, its stride is never used and may be one that
+    no descriptor can have: then one that steps over all that lies inside it.
+
+    >>> one_query = torch.empty(1, 4, 8, dtype=torch.uint8).as_strided((1, 4, 8), (2**40, 16, 1))
+    >>> fitting_strides(one_query)
+    [64, 16, 1]
+    """
+    strides, step = list(x.stride()), STRIDE_STEP // x.element_size()
+    for i in reversed(range(x.dim() - 1)):
+        if x.shape[i] == 1 and strides[i] * x.element_size() >= STRIDE_LIMIT:
+            strides[i] = -(-strides[i + 1] * x.shape[i + 1] // step) * step
+    return strides
 
 
 def box_strides(x: Tensor) -> list[int]:
     """Strides; where there is one head only, its stride may be anything and is never used."""
-    strides = list(x.stride())
+    strides = fitting_strides(x)
     if x.shape[1] == 1:
         strides[1] = strides[0]
     return strides

@@ -13,7 +13,7 @@ from openmla.indexer.cache import IndexCache
 from openmla.indexer.operands import ScoresOperands, Windows
 from openmla.indexer.problem import DIM
 from openmla.kernels.call import COUNTER, WORKSPACE, Sources, launch_counter, vector
-from openmla.kernels.gluon.descriptors import tile_layout
+from openmla.kernels.gluon.descriptors import fitting_strides, tile_layout
 
 SOURCES: Sources = {
     "q_desc": "q",
@@ -41,7 +41,7 @@ def scores_arguments(
     table = vector(op.block_table)
     box, layout = [tile_queries, heads, DIM], tile_layout(DIM, 3, element=1)
     return {
-        "q_desc": TensorDescriptor(q, list(q.shape), list(q.stride()), box, layout),
+        "q_desc": TensorDescriptor(q, list(q.shape), fitting_strides(q), box, layout),
         **_keys(op, box_rows),
         "weights_ptr": weights,
         "table_ptr": table,
@@ -80,11 +80,12 @@ def _keys(op: ScoresOperands, box_rows: int) -> dict[str, Any]:
         return _fp4_keys(op.keys, box_rows)
     if isinstance(op.keys, IndexCache):
         values, scales = op.keys.values_view, op.keys.scales_view
-        strides = list(values.stride()), list(scales.stride())
+        strides = fitting_strides(values), fitting_strides(scales)
     else:
         values, scales = op.keys[0][None], _aligned(op.keys[1])[None]
         rows = -(-values.shape[1] // 4) * 4  # a multiple of 16 bytes; no second page is ever read
-        strides = [rows * values.stride(1), values.stride(1), 1], [rows, 1]
+        _, row, _ = fitting_strides(values)
+        strides = [rows * row, row, 1], [rows, 1]
     boxes = [1, box_rows, DIM], [1, box_rows]
     layout = tile_layout(DIM, 3, element=1)
     return {
@@ -97,10 +98,10 @@ def _fp4_keys(keys: IndexCache, box_rows: int) -> dict[str, Any]:
     codes, exponents = keys.codes_view, keys.exponents_view.flatten(1).view(torch.int32)
     box, layout = [1, box_rows, codes.shape[2]], tile_layout(codes.shape[2], 3, element=1)
     lines = TensorDescriptor(
-        exponents, list(exponents.shape), list(exponents.stride()), [1, box_rows], LINE
+        exponents, list(exponents.shape), fitting_strides(exponents), [1, box_rows], LINE
     )
     return {
-        "k_desc": TensorDescriptor(codes, list(codes.shape), list(codes.stride()), box, layout),
+        "k_desc": TensorDescriptor(codes, list(codes.shape), fitting_strides(codes), box, layout),
         "s_desc": lines,
     }
 

@@ -21,10 +21,12 @@ from openmla import reference
 from openmla.cache import DTYPES, LatentCache
 from openmla.checks import out_dtype
 from openmla.formats import BF16, FORMATS
-from openmla.lab.testing.case import Case
+from openmla.lab.testing.case import Case, CaseSource
 from openmla.lab.testing.memory import INT_FILL, Memory
-from openmla.lab.testing.values import Draw, to_dtype
+from openmla.lab.testing.spans import MOST_REQUESTS, SpanDraw
+from openmla.lab.testing.values import Draw, finite, to_dtype
 from openmla.operands import (
+    AttendOperands,
     DenseOperands,
     LatentOperands,
     Operands,
@@ -33,7 +35,10 @@ from openmla.operands import (
     Weights,
 )
 from openmla.sequences import first_key, visible_keys
+from openmla.sources import Listed, Source, Span, TurnBack
 
+MOST_ANGLES = 40
+"""Lines of a table of angles at most."""
 Outcome = Results
 """What an implementation returned."""
 
@@ -54,13 +59,14 @@ class BuiltCase:
         options: dict[str, Any] = {"return_lse": case.return_lse, "backend": backend}
         if case.out != "fresh":
             options["out"] = self.new_out()
-        if case.form == "sparse":
+        if case.call == "sparse":
             options["return_max_logits"] = case.return_max_logits
         call = {
             "dense": openmla.mla_prefill,
             "latent": openmla.mla_prefill_latent,
             "sparse": openmla.mla_prefill_sparse,
-        }[case.form]
+            "attend": openmla.mla_attend,
+        }[case.call]
         with self._defaults():
             returned = call(**self.arguments, **options)  # type: ignore[operator]
         results = list(returned) if isinstance(returned, tuple) else [returned]
@@ -105,10 +111,15 @@ class BuiltCase:
         """Whether rows that see 2^n keys have no rounding error in any sane implementation."""
         case = self.case
         power_of_two = case.factor == 0 or math.frexp(abs(case.factor))[0] == 0.5
-        quantized = FORMATS.get(case.kv, BF16).scale  # then V is no longer made of integers
+        # Of quantized rows V is not made of integers, nor of results that are turned back.
+        stored = {case.kv, *(source.kv for source in case.sources)}
+        changed = case.turned or any(FORMATS.get(kv, BF16).scale for kv in stored)
+        # Keys of one source are alike, beside the columns that are V as well; those of two are not.
+        alike = len(case.sources) < 2 or case.d_v == case.d_qk
         plain_sink = case.sink in ("none", "low")
         whole = case.key_mask in ("none", "all")
-        return case.values == "exact" and plain_sink and power_of_two and not quantized and whole
+        plain = plain_sink and whole and alike and not changed
+        return case.values == "exact" and plain and power_of_two
 
     def describe_row(self, row: int) -> str:
         """Where a query row sits: its sequence, its place there, what it may see."""
@@ -120,6 +131,8 @@ class BuiltCase:
         q_len, k_len = case.q_lens[number], case.k_lens[number]
         query = row - (ends[number] - q_len)
         place = f"sequence {number}, query {query} of {q_len}"
+        if case.sources:
+            return f"{place}, its own rows of each source"
         if case.form == "sparse":
             return f"{place}, its own list of {case.topk} indices"
         seen = visible_keys(query, q_len, k_len, case.causal)
@@ -130,8 +143,16 @@ class BuiltCase:
 def build(case: Case, device: Any = "cpu", memory: Memory | None = None) -> BuiltCase:
     """The tensors of a case, in plain memory of `device` unless another memory is given."""
     builder = _Builder(case, memory or Memory(device))
-    operands, arguments = getattr(builder, case.form)()
+    operands, arguments = getattr(builder, case.call)()
     return BuiltCase(case, builder.memory, operands, arguments)
+
+
+def _mend_idle(q: Tensor, sources: list[Source]) -> None:
+    """Queries that see no key are finite. Hopper's kernels of lists hide keys by adding -inf to
+    scores, which leaves NaN where a query has it: see docs/reliability.md, "What is open"."""
+    for token in range(q.shape[0]):
+        if not any(len(source.seen(token)) for source in sources):
+            q[token].view(torch.uint8).zero_()
 
 
 def _count(n: int) -> Tensor:
@@ -250,23 +271,19 @@ class _Builder:
         q = self._queries()
         pages = -(-case.total_k // case.page_size) + case.spare
         rows = pages * case.page_size if case.is_paged else case.total_k + case.spare
-        listed, lengths = self._index_lists(q.shape[0], rows)
+        listed, lengths = self._index_lists(q.shape[0], rows, case)
         used = torch.unique(listed[(listed >= 0) & (listed < rows)])
         self._fill_unused(listed, lengths, used, rows)
         kv: LatentCache | Tensor
         if case.is_paged:
-            kv = self._cache(pages, case.d_nope)
+            kv = self._cache(pages, case.d_nope, case)
             self._append(kv, used, used)
         else:
-            kv = self.memory.new((rows, case.d_qk), self.dtype, **self.gaps)
-            values = to_dtype(self._latent_rows(used), self.dtype)
-            # Plain bytes: indexed writes of float8 tensors are not implemented everywhere.
-            raw = kv.view(torch.uint8) if self.dtype.itemsize == 1 else kv
-            raw[used.to(raw.device)] = values.view(raw.dtype).to(raw.device)
+            kv = self._plain_rows(rows, used)
         weights = self._weights(rows, used)
         indices = self.memory.new(tuple(listed.shape), torch.int32, **self.gaps)
         indices.copy_(listed)
-        on_device = None if lengths is None else self.memory.of(lengths.to(torch.int32))
+        on_device = None if lengths is None else self._int32(lengths)
         arguments: dict[str, Any] = {
             "q": q,
             "kv": kv,
@@ -277,6 +294,102 @@ class _Builder:
         if not case.is_paged or case.d_v != case.d_nope:
             arguments["d_v"] = case.d_v
         return SparseOperands(q, kv, indices, on_device, case.d_v, weights), arguments
+
+    def attend(self) -> tuple[Operands, dict[str, Any]]:
+        case = self.case
+        q = self._queries()
+        sources: list[Source] = []
+        for source in case.sources:
+            make = self._span if source.kind == "span" else self._list
+            sources.append(make(source, q.shape[0]))
+        if case.values == "broken":
+            _mend_idle(q, sources)
+        weights = self._weights(0, _count(0))
+        turn = self._turn_back(q.shape[0]) if case.turned else None
+        arguments: dict[str, Any] = {
+            "q": q,
+            "sources": sources,
+            "scale": weights.scale,
+            "sink": weights.sink,
+            "turn_back": turn,
+        }
+        caches = any(source.kv != "plain" for source in case.sources)
+        if not caches or case.d_v != case.d_nope:
+            arguments["d_v"] = case.d_v
+        return AttendOperands(q, tuple(sources), case.d_v, weights, turn), arguments
+
+    def _list(self, source: CaseSource, tokens: int) -> Listed:
+        """Rows that each query lists, in a pool or in a plain tensor."""
+        pages = -(-source.rows // source.page_size) + self.case.spare
+        plain = source.kv == "plain"
+        rows = source.rows + self.case.spare if plain else pages * source.page_size
+        listed, lengths = self._index_lists(tokens, rows, source)
+        used = torch.unique(listed[(listed >= 0) & (listed < rows)])
+        self._fill_unused(listed, lengths, used, rows)
+        kv: LatentCache | Tensor
+        if plain:
+            kv = self._plain_rows(rows, used)
+        else:
+            kv = self._cache(pages, self.case.d_nope, source)
+            self._append(kv, used, used)
+        indices = self.memory.new(tuple(listed.shape), torch.int32, **self.gaps)
+        indices.copy_(listed)
+        return Listed(kv, indices, None if lengths is None else self._int32(lengths))
+
+    def _span(self, source: CaseSource, tokens: int) -> Span:
+        """Positions of requests whose pages lie in any order. Entries of the table that no query's
+        span reaches stay background, and so do rows that nobody sees."""
+        case, size = self.case, source.page_size
+        lines, across = min(tokens, MOST_REQUESTS), -(-source.rows // size) + case.spare
+        cache = self._cache(lines * across + case.spare, case.d_nope, source)
+        drawn = SpanDraw(self.draw, source, lines, across)
+        pages = drawn.pages(cache.num_pages)
+        request, begin, end = drawn.spans(tokens)
+        table = self.memory.new((lines, across), torch.int32, **self.gaps)
+        seen: dict[int, int] = {}
+        """Rows that some query sees, each with a position that it is seen at."""
+        for line, first, last in zip(request, begin, end, strict=True):
+            if not 0 <= line < lines:
+                continue
+            for position in range(max(first, 0), min(last, across * size)):
+                page = int(pages[line, position // size])
+                table[line, position // size] = page
+                if 0 <= page < cache.num_pages:
+                    seen[page * size + position % size] = position
+        used = torch.tensor(sorted(seen), dtype=torch.int64, device="cpu")
+        positions = [seen[row] for row in sorted(seen)]
+        self._append(cache, used, torch.tensor(positions, dtype=torch.int64, device="cpu"))
+        spans = (self._ints(tuple(numbers)) for numbers in (request, begin, end))
+        return Span(cache, table, *spans)
+
+    def _turn_back(self, tokens: int) -> TurnBack:
+        """Any angles. Lines of the table that no query names, and gaps, stay background; some
+        queries name lines that the table does not have."""
+        case, draw = self.case, self.draw
+        lines = int(draw.integers(1, MOST_ANGLES + 1))
+        positions = draw.integers(0, lines, tokens)
+        strange = torch.tensor([-1, lines, -(2**31), 2**31 - 1], device="cpu")
+        strange = strange[draw.integers(0, 4, tokens)]
+        positions = torch.where(draw.integers(0, 4, tokens) == 0, strange, positions)
+        table = self.memory.new((lines, case.turned), torch.float32, **self.gaps)
+        angles = draw.normal(lines, case.turned // 2) * 3
+        named = torch.unique(positions[(positions >= 0) & (positions < lines)])
+        written = torch.cat([angles.cos(), angles.sin()], 1)[named]
+        table[named.to(table.device)] = written.to(table.device)
+        kind = torch.int64 if case.seed % 2 else torch.int32
+        return TurnBack(table, self.memory.of(positions.to(kind)))
+
+    def _plain_rows(self, rows: int, used: Tensor) -> Tensor:
+        """A tensor of rows of which only those that are used are written."""
+        kv = self.memory.new((rows, self.case.d_qk), self.dtype, **self.gaps)
+        values = to_dtype(self._latent_rows(used), self.dtype)
+        # Plain bytes: indexed writes of float8 tensors are not implemented everywhere.
+        raw = kv.view(torch.uint8) if self.dtype.itemsize == 1 else kv
+        raw[used.to(raw.device)] = values.view(raw.dtype).to(raw.device)
+        return kv
+
+    def _int32(self, values: Tensor) -> Tensor:
+        return self.memory.of(values.to(torch.int32))
 
     def _key_mask(self, tokens: int) -> Tensor:
         """Bits past a query's keys are background. Rows lie 16 bytes apart, as select_topk makes
@@ -359,11 +472,23 @@ class _Builder:
         case = self.case
         return next((latent for latent, d in FORMATS[case.kv].widths if d == case.d_rope), 32)
 
-    def _cache(self, pages: int, latent: int) -> LatentCache:
-        case, format = self.case, FORMATS.get(self.case.kv, BF16)
+    def _cache(self, pages: int, latent: int, stored: Case | CaseSource) -> LatentCache:
+        """A pool of background. Of several sources, pages of formats that engines keep scales in
+        are theirs in two of three cases: all rows of a page, then their scales, then a gap."""
+        case, format = self.case, FORMATS.get(stored.kv, BF16)
         layout, scales = format.layout(latent, case.d_rope), None
+        if case.sources and format.scales_lie == "page" and case.seed % 3:
+            page_bytes = layout.page_bytes(stored.page_size)
+            raw = self.memory.new((pages, page_bytes), torch.uint8, **self.gaps)
+            return LatentCache.from_pages(
+                raw,
+                page_size=stored.page_size,
+                format=format.name,
+                latent=latent,
+                rope=case.d_rope,
+            )
         dtype, columns = layout.data
-        shape: tuple[int, ...] = (pages, case.page_size)
+        shape: tuple[int, ...] = (pages, stored.page_size)
         data = self.memory.new((*shape, columns), DTYPES[dtype], **self.gaps)
         if layout.scale_columns:
             shape = (*shape, layout.scale_columns)
@@ -374,7 +499,7 @@ class _Builder:
         """A pool in random page order, its keys written, and the table that finds them."""
         case = self.case
         counts = [-(-k // case.page_size) for k in case.k_lens]
-        cache = self._cache(sum(counts) + case.spare, latent)
+        cache = self._cache(sum(counts) + case.spare, latent, case)
         order = self.draw.permutation(cache.num_pages).to(torch.int32)
         shape = (len(counts), max(counts, default=0) + case.spare)
         table = self.memory.new(shape, torch.int32, **self.gaps)
@@ -413,35 +538,37 @@ class _Builder:
             latent = self.draw.keys(positions, cache.latent)
         else:
             latent = self.draw.latent(positions)
-        limit = torch.finfo(torch.bfloat16).max
-        cache.append(latent.clamp(-limit, limit).to(device), rope, slots)
+        latent = torch.where(latent.isinf(), latent, finite(latent, torch.bfloat16))
+        cache.append(latent.to(device), rope, slots)
 
     def _latent_rows(self, positions: Tensor) -> Tensor:
         rope = self.draw.keys(positions, self.case.d_rope)
         return torch.cat([self.draw.latent(positions), rope], dim=1)
 
-    def _index_lists(self, tokens: int, rows: int) -> tuple[Tensor, Tensor | None]:
+    def _index_lists(
+        self, tokens: int, rows: int, lists: Case | CaseSource
+    ) -> tuple[Tensor, Tensor | None]:
         """int64 lists [tokens, topk]; entries at or past a token's length are -1 for now."""
-        case, draw, topk = self.case, self.draw, self.case.topk
+        draw, topk = self.draw, lists.topk
         bad = torch.tensor([-1, -(2**31), 2**31 - 1, rows, rows + 1], device="cpu")
         listed = bad[draw.integers(0, len(bad), tokens, topk)]
-        if rows and case.index_kind != "invalid":
+        if rows and lists.index_kind != "invalid":
             named = draw.integers(0, rows, tokens, topk)
-            if case.index_kind == "distinct":
+            if lists.index_kind == "distinct":
                 named = torch.full((tokens, topk), -1, device="cpu")
                 for token in range(tokens):
                     order = draw.permutation(rows)[:topk]
                     named[token, : order.shape[0]] = order
-            keep = draw.integers(0, 10, tokens, topk) < (7 if case.index_kind == "mixed" else 10)
-            if case.index_kind == "block_end":
+            keep = draw.integers(0, 10, tokens, topk) < (7 if lists.index_kind == "mixed" else 10)
+            if lists.index_kind == "block_end":
                 ends = [end for end in (15, 31, 63, 127) if end < topk] or [max(topk - 1, 0)]
                 first_bad = torch.tensor(ends)[draw.integers(0, len(ends), tokens, 1)]
                 keep = torch.arange(topk) != first_bad
             listed = torch.where(keep, named, listed)
-        if case.topk_lengths == "none":
+        if lists.topk_lengths == "none":
             return listed, None
         low, high = {"full": (topk, topk), "ragged": (0, topk), "wild": (-2, topk + 3)}[
-            case.topk_lengths
+            lists.topk_lengths
         ]
         lengths = draw.integers(low, high + 1, tokens)
         listed[_count(topk) >= lengths[:, None]] = -1

@@ -25,14 +25,18 @@ KV_KINDS = ("plain", *CACHE_FORMATS)
 """plain: rows in an ordinary tensor, not a LatentCache."""
 INDEX_KINDS = ("distinct", "duplicates", "mixed", "invalid", "block_end")
 """mixed: some indices negative or past the pool; invalid: all of them; block_end: one of a token's,
-in the last place of a block of 16, 32, 64 or 128."""
+in the last place of a block of 16, 32, 64 or 128.
+
+Of spans, duplicates: requests share pages; mixed: some begins, ends, requests and pages name
+nothing or lie in the wrong order; invalid: every span does. block_end is distinct."""
+SOURCE_KINDS = ("list", "span")
 TOPK_LENGTHS = ("none", "full", "ragged", "wild")
 """ragged: 0 to topk; wild: also negative and past topk."""
 SINKS = ("none", "normal", "low", "high", "mixed")
 """low: -inf everywhere; high: +inf everywhere; mixed: both among ordinary ones."""
 KEY_MASKS = ("none", "half", "few", "all")
 """How many bits of a dense call's key_mask are set: few leave rows and blocks of keys empty."""
-VALUES = ("normal", "peaky", "rising", "tiny", "large", "equal", "exact")
+VALUES = ("normal", "peaky", "rising", "tiny", "large", "equal", "exact", "broken")
 """What the numbers look like; see openmla.lab.testing.values."""
 LAYOUTS = ("contiguous", "strided", "aligned", "values")
 """strided: rows with odd gaps between them; aligned: gaps that keep rows at multiples of 16 bytes,
@@ -43,6 +47,8 @@ DEFAULT_DTYPES = ("fp32", "bf16", "fp16")
 DEFAULT_DEVICES = ("", "meta", "same")
 """same: the device that the tensors are on. An empty string leaves torch's own."""
 
+MOST_SOURCES = 2
+
 LEAST = {
     "heads": 1,
     "group": 1,
@@ -52,9 +58,48 @@ LEAST = {
     "page_size": 1,
     "spare": 0,
     "topk": 0,
+    "turned": 0,
     "window": 0,
 }
 """The smallest value of each count."""
+
+
+@dataclass(frozen=True, slots=True)
+class CaseSource:
+    """One source of a call of `mla_attend`: a list of rows for each query, or a span of positions.
+
+    >>> print(CaseSource("span", "fp8_584", page_size=64, topk=65, rows=200))
+    span of 65 of 200 fp8_584 rows distinct pages of 64
+    """
+
+    kind: str = "list"
+    kv: str = "bf16"
+    page_size: int = 16
+    topk: int = 4
+    """Entries of each list; the most positions of a span, of which some end outside the table."""
+    rows: int = 4
+    """Rows that lists name; positions of a request that have pages."""
+    index_kind: str = "distinct"
+    topk_lengths: str = "none"
+    """Of lists alone."""
+
+    def __post_init__(self) -> None:
+        choices: dict[str, tuple[str, ...]] = {
+            "kind": SOURCE_KINDS,
+            "kv": KV_KINDS if self.kind == "list" else CACHE_FORMATS,
+            "index_kind": INDEX_KINDS,
+            "topk_lengths": TOPK_LENGTHS if self.kind == "list" else ("none",),
+        }
+        _require_choices(self, choices)
+        for name, least in {"page_size": 1, "topk": 0, "rows": 0}.items():
+            if getattr(self, name) < least:
+                raise InvalidArgument(name, f"at least {least}", getattr(self, name))
+
+    def __str__(self) -> str:
+        parts = [f"{self.kind} of {self.topk} of {self.rows} {self.kv} rows {self.index_kind}"]
+        parts += [f"lengths {self.topk_lengths}"] * (self.topk_lengths != "none")
+        parts += [f"pages of {self.page_size}"] * (self.kv != "plain")
+        return " ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +107,10 @@ class Case:
     """One call. Sequence b has q_lens[b] queries and k_lens[b] keys.
 
     In the sparse form the queries of all sequences lie end to end, and sum(k_lens) is the size of
-    the pool that indices name. `spare` adds memory that belongs to nobody: tokens after the last
-    sequence, pages in the pool, columns of the block table.
+    the pool that indices name. With `sources` it is a call of `mla_attend`; these say then what kv,
+    page_size, topk, index_kind, topk_lengths and k_lens say of one list. `spare` adds memory that
+    belongs to nobody: tokens after the last sequence, pages in the pool, columns of the block
+    table.
     """
 
     form: Form
@@ -94,6 +141,10 @@ class Case:
     topk: int = 0
     index_kind: str = "distinct"
     topk_lengths: str = "none"
+    sources: tuple[CaseSource, ...] = ()
+    """One or two sources of a call of `mla_attend`, in the sparse form."""
+    turned: int = 0
+    """Columns of such a call's results that are turned back; 0: none."""
     sink: str = "none"
     q_scale: bool = False
     k_scale: bool = False
@@ -130,10 +181,7 @@ class Case:
             "default_dtype": DEFAULT_DTYPES,
             "default_device": DEFAULT_DEVICES,
         }
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                expected = "one of " + ", ".join(map(repr, allowed))
-                raise InvalidArgument(name, expected, repr(getattr(self, name)))
+        _require_choices(self, choices)
         for name, least in LEAST.items():
             if getattr(self, name) < least:
                 raise InvalidArgument(name, f"at least {least}", getattr(self, name))
@@ -163,6 +211,23 @@ class Case:
         if self.form == "dense" and (self.rope == "none") != (self.d_rope == 0):
             got = f"{self.rope!r} and {self.d_rope}"
             raise InvalidArgument("rope and d_rope", "'none' and 0, or neither", got)
+        self._check_sources()
+
+    def _check_sources(self) -> None:
+        """What `mla_attend` takes; one list alone is `mla_prefill_sparse`."""
+        if not self.sources:
+            if self.turned:
+                raise InvalidArgument("turned", "0 without sources", self.turned)
+            return
+        if self.form != "sparse" or self.q_scale or self.k_scale or self.return_max_logits:
+            expected = "none unless the form is sparse, without scales of tokens and max_logits"
+            raise InvalidArgument("sources", expected, len(self.sources))
+        if len(self.sources) > MOST_SOURCES:
+            raise InvalidArgument("sources", f"at most {MOST_SOURCES}", len(self.sources))
+        if not self.turned and [source.kind for source in self.sources] == ["list"]:
+            raise InvalidArgument("sources", "more than one list, unless results turn", "a list")
+        if self.turned % 2 or not 0 <= self.turned <= self.d_v:
+            raise InvalidArgument("turned", f"pairs of at most {self.d_v} columns", self.turned)
 
     @property
     def d_qk(self) -> int:
@@ -173,6 +238,16 @@ class Case:
     def key_heads(self) -> int:
         """Heads of K and V in the dense form."""
         return self.heads // self.group
+
+    @property
+    def call(self) -> str:
+        """Which call it is: the form, or attend."""
+        return "attend" if self.sources else self.form
+
+    @property
+    def longest(self) -> int:
+        """Keys of the longest sequence, or rows of the largest source."""
+        return max([0, *self.k_lens, *(source.rows for source in self.sources)])
 
     @property
     def total_q(self) -> int:
@@ -194,13 +269,15 @@ class Case:
         """Whether any key lives in pages."""
         if self.form == "dense":
             return self.rope == "cache"
+        if self.sources:
+            return any(source.kv != "plain" for source in self.sources)
         return self.form == "latent" or self.kv != "plain"
 
     @property
     def cost(self) -> int:
         """Multiply-adds of the reference, roughly."""
         if self.form == "sparse":
-            pairs = self.total_q * self.topk
+            pairs = self.total_q * (self.topk + sum(source.topk for source in self.sources))
         else:
             pairs = sum(q * k for q, k in zip(self.q_lens, self.k_lens, strict=True))
         return pairs * self.heads * (self.d_qk + self.d_v)
@@ -219,10 +296,13 @@ class Case:
         dtype = self.dtype + (f"/{self.side_dtype}" if self.side_dtype else "")
         dtype += f" rope {self.rope_dtype}" if self.rope_dtype else ""
         parts = [
-            f"{self.form} {dtype} {self.heads} heads {self.d_nope}+{self.d_rope}->{self.d_v}",
+            f"{self.call} {dtype} {self.heads} heads {self.d_nope}+{self.d_rope}->{self.d_v}",
             f"q({','.join(map(str, self.q_lens))}) k({','.join(map(str, self.k_lens))})",
         ]
-        if self.form == "sparse":
+        if self.sources:
+            parts = [parts[0], f"{self.total_q} queries", *map(str, self.sources)]
+            parts += [f"{self.turned} columns turned back"] * (self.turned > 0)
+        elif self.form == "sparse":
             parts += [f"topk {self.topk} {self.index_kind} lengths {self.topk_lengths}"]
         else:
             parts += ["causal" if self.causal else "full"]
@@ -230,7 +310,7 @@ class Case:
         parts += [f"window {self.window}"] * bool(self.window)
         parts += ["invariant"] * self.invariant
         parts += [f"ranges of {self.range_keys}"] * bool(self.range_keys)
-        if self.is_paged:
+        if self.is_paged and not self.sources:
             parts += [f"{self.kv} pages of {self.page_size}"]
         if self.form == "dense" and self.rope not in ("shared", "cache"):
             parts += [f"rope {self.rope}"]
@@ -242,3 +322,11 @@ class Case:
         parts += [f"default {self.default_dtype}"] * (self.default_dtype != "fp32")
         parts += [f"default {self.default_device} device"] * bool(self.default_device)
         return " ".join([*parts, self.values, f"seed {self.seed}"])
+
+
+def _require_choices(record: Case | CaseSource, choices: dict[str, tuple[str, ...]]) -> None:
+    """Every named field must be one of its values."""
+    for name, allowed in choices.items():
+        if getattr(record, name) not in allowed:
+            expected = "one of " + ", ".join(map(repr, allowed))
+            raise InvalidArgument(name, expected, repr(getattr(record, name)))

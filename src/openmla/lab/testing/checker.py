@@ -2,6 +2,7 @@
 
     accuracy   the acceptance rule, for every case
     poison     unused memory must not matter, for deep cases
+    neighbors  the order of queries must not matter, for deep calls of mla_attend
     guard      nothing beside a tensor is touched, for deep cases: margins on a GPU, guard pages on
                the CPU (where a fault ends the process: only in a child)
 
@@ -22,6 +23,7 @@ from openmla.lab.testing.compare import judge
 from openmla.lab.testing.isolate import AnyCase, named
 from openmla.lab.testing.memory.guard import guard_problems
 from openmla.lab.testing.memory.margin import margin_problems
+from openmla.lab.testing.memory.neighbors import neighbor_problems, turned_round
 from openmla.lab.testing.memory.poison import poison_problems
 from openmla.lab.testing.result import Result, refusal
 from openmla.lab.testing.sources import SourcesCase, checked
@@ -74,6 +76,10 @@ class Checker:
             return right
         if problems := poison_problems(case, self.run, self.device):
             return Result("failed", "poison", "\n".join(problems), family)
+        if case.sources:
+            turned = self.run(turned_round(build(case, device=self.device)))
+            if problems := neighbor_problems(turned, outcome):
+                return Result("failed", "neighbors", "\n".join(problems), family)
         guarded = self.guard_pages or torch.device(self.device).type != "cpu"
         if guarded and (problems := self._guard_problems(case)):
             return Result("failed", "guard", "\n".join(problems), family)

@@ -41,10 +41,10 @@ value 2u of truth and deviation together: 5 standard deviations); equal values a
 ones, which round alike, count as one.
 Rows without a key must be exactly +0 and -inf. NaN and Inf in what a row uses: where the truth is
 not finite the result must not be, and where it is finite the result must be (which of NaN and Inf
-it is, weights too small for their dtype decide; Inf times a weight of exactly 0 may be either); lse
-likewise. Where every number is exactly
-representable (`exact`), rows of 2^n keys must match bit for bit. Where an eager result of the same
-dtype is given, the error may be at most 1.1 times its error.
+it is, weights too small for their dtype decide; Inf times a weight of exactly 0 may be either, and
+so may a row whose scores are all -inf, or NaN at a scale of 0); lse likewise. Where every number is
+exactly representable (`exact`), rows of 2^n keys must match bit for bit. Where an eager result of
+the same dtype is given, the error may be at most 1.1 times its error.
 """
 
 from collections.abc import Callable
@@ -389,7 +389,10 @@ class _Judgement:
                 self.problems.append(f"{name} has shape {list(got.shape)}")
             return 0.0
         lost = expected.isnan() | (expected == torch.inf)
-        kept = lost & got.isfinite() if name == "lse" else torch.zeros_like(lost)
+        if name == "lse":  # of keys whose scores are all -inf
+            lost |= (expected == -torch.inf) & (self.truth.keys > 0)[:, None]
+        settled = ~(expected.isnan() & self.truth.unsettled.all(-1))  # a scale of 0
+        kept = lost & settled & got.isfinite() if name == "lse" else torch.zeros_like(lost)
         if bool(kept.any()):
             self.problems.append(f"{name}: {int(kept.sum())} finite, though scores are not")
         got, expected = torch.where(lost, 0.0, got), torch.where(lost, 0.0, expected)

@@ -11,11 +11,12 @@ in one of five profiles, because one distribution for all would be either too sl
 """
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from openmla.formats import FORMATS
-from openmla.lab.testing.case import Case
+from openmla.lab.testing.case import Case, CaseSource
 
 Dims = tuple[tuple[int, int, int], ...]
 HEADS = (1, 4, 5, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128)
@@ -53,6 +54,10 @@ FP32_OUT = 0.15
 """Share of cases with a given `out`, beside narrower queries, where it is fp32."""
 GROUPED = 0.1
 """Share of dense cases of several heads with fewer heads of K and V."""
+ATTENDS = 0.15
+"""Share of cases that are calls of mla_attend."""
+TURNED = 0.4
+"""Share of those whose results are turned back; all of one list."""
 PROFILES = {"widths": 45, "ragged": 26, "long_k": 12, "long_q": 6, "model": 11}
 """How often each is drawn, in percent."""
 
@@ -63,6 +68,9 @@ def random_case(seed: int) -> Case:
     >>> random_case(7) == random_case(7)
     True
     """
+    attends = random.Random(f"attend {seed}")  # numbers of their own, as windows have
+    if attends.random() < ATTENDS:
+        return _attend(attends, seed)
     rng = random.Random(seed)
     form = rng.choice(("dense", "dense", "latent", "sparse"))
     profile = rng.choices(tuple(PROFILES), weights=tuple(PROFILES.values()))[0]
@@ -82,6 +90,68 @@ def random_case(seed: int) -> Case:
     if fields["values"] == "exact":
         fields["scale"] = 0.25  # products of small integers and this are exact
     return _with_fp32(_grouped(fit(Case(**fields), COST_LIMIT)))
+
+
+def _attend(rng: random.Random, seed: int) -> Case:
+    """A call of mla_attend over one or two sources of any formats that exist at its widths."""
+    d_nope, d_rope = rng.choices(
+        ((512, 0), (512, 64), (448, 64), (max(_width(rng), 2), rng.choice((0, 64, _width(rng))))),
+        weights=(6, 2, 1, 3),
+    )[0]
+    d_v = d_nope if rng.random() < 0.85 else rng.randint(2, d_nope)
+    heads = rng.choice((rng.randint(1, 4), rng.randint(1, MOST_HEADS), rng.choice(HEADS)))
+    sources = tuple(drawn_source(rng, d_nope, d_rope, TOPKS) for _ in range(rng.choice((1, 2, 2))))
+    fields: dict[str, Any] = {
+        "form": "sparse",
+        "seed": seed,
+        "heads": heads,
+        "d_nope": d_nope,
+        "d_rope": d_rope,
+        "d_v": d_v,
+        "q_lens": (rng.choice((0, 1, 1, 2, 3, 5, 9)),),
+        "k_lens": (0,),
+        "sources": sources,
+        "turned": drawn_turn(rng, sources, d_v),
+    }
+    fields |= _numbers(rng, "sparse") | _options(rng) | {"q_scale": False, "k_scale": False}
+    fields["scale"] = _latent_scale(rng, fields)
+    if fields["values"] == "exact":
+        fields["scale"] = 0.25
+    return _with_fp32(fit(Case(**fields), COST_LIMIT))
+
+
+def drawn_source(
+    rng: random.Random, d_nope: int, d_rope: int, most: Sequence[int], kv: str = ""
+) -> CaseSource:
+    """A list or a span, of a format (drawn unless given) that exists at these widths; of as many
+    rows as one of `most`, or of what a query of it may see, or far more."""
+    kind = rng.choice(("list", "span"))
+    if not kv:
+        formats = [name for name, format in FORMATS.items() if format.takes(d_nope, d_rope)]
+        kv = rng.choice(formats if kind == "span" else [*formats, "plain"])
+    if kind == "span" and kv == "plain":
+        kv = "bf16"
+    topk = rng.choice(most)
+    rows = max(rng.choice((1, topk, topk, topk + 1, 2 * topk, topk // 2)), 0)
+    kinds = ("distinct", "duplicates", "mixed", "invalid")
+    index_kind = rng.choices(kinds, weights=(3, 3, 5, 1))[0]
+    lengths = rng.choice(("none", "full", "ragged", "ragged", "wild")) if kind == "list" else "none"
+    return CaseSource(
+        kind,
+        kv,
+        rng.choice(PAGE_SIZES),
+        topk,
+        rows,
+        index_kind if rows else "invalid",
+        lengths,
+    )
+
+
+def drawn_turn(rng: random.Random, sources: Sequence[CaseSource], d_v: int) -> int:
+    """Columns that are turned back: often 64, as models have; always some where one list is all."""
+    one_list = [source.kind for source in sources] == ["list"]
+    pairs = min(rng.choice((32, 32, 32, 1, d_v // 2, rng.randint(1, 32))), d_v // 2)
+    return 2 * pairs if one_list or rng.random() < TURNED else 0
 
 
 def _with_fp32(case: Case) -> Case:
@@ -124,6 +194,8 @@ def varied(case: Case, number: int) -> Case:
     if number == 0:
         return case
     rng = random.Random(f"{case.seed} {number}")
+    if case.sources:
+        return _varied_sources(case, number, rng)
     shape = {name: getattr(case, name) for name in ("form", "heads", "d_nope", "d_rope", "d_v")}
     fields = _lengths_within(rng, shape)
     fields |= {"seed": case.seed + number * VARIANT_STEP, "spare": rng.choice((0, 0, 1, 3))}
@@ -141,6 +213,24 @@ def varied(case: Case, number: int) -> Case:
     return fit(replace(case, **fields), COST_LIMIT)
 
 
+def _varied_sources(case: Case, number: int, rng: random.Random) -> Case:
+    """Other queries, rows and numbers over sources of the same kinds, formats and pages."""
+    sources = []
+    for source in case.sources:
+        drawn = drawn_source(rng, case.d_nope, case.d_rope, TOPKS, source.kv)
+        lengths = rng.choice(("full", "ragged", "wild"))
+        kept: dict[str, Any] = {"kind": source.kind, "page_size": source.page_size}
+        kept["topk_lengths"] = "none" if source.topk_lengths == "none" else lengths
+        sources.append(replace(drawn, kv=source.kv, **kept))
+    fields: dict[str, Any] = {"q_lens": (rng.choice((1, 2, 3, 5, 9)),), "sources": tuple(sources)}
+    fields |= {"seed": case.seed + number * VARIANT_STEP, "spare": rng.choice((0, 0, 1, 3))}
+    if case.values != "exact":
+        fields["values"] = rng.choice(("normal", "peaky", "rising", "tiny", "large", "equal"))
+    if case.sink != "none":
+        fields["sink"] = rng.choice(("normal", "low", "high", "mixed"))
+    return fit(replace(case, **fields), COST_LIMIT)
+
+
 def fit(case: Case, limit: int) -> Case:
     """Cut lengths, then heads, until the case costs at most `limit`.
 
@@ -149,7 +239,9 @@ def fit(case: Case, limit: int) -> Case:
     2621440
     """
     while case.cost > limit:
-        if case.form == "sparse" and case.topk > 8 and case.heads <= 8:
+        if case.sources:
+            case = _with_less(case)
+        elif case.form == "sparse" and case.topk > 8 and case.heads <= 8:
             case = replace(case, topk=case.topk * 3 // 4)
         elif max(case.k_lens) > 40 and max(case.q_lens) > 40 and case.heads > 2:
             case = replace(case, k_lens=tuple(k // 2 for k in case.k_lens))
@@ -164,6 +256,18 @@ def fit(case: Case, limit: int) -> Case:
         else:
             case = replace(case, k_lens=tuple(k // 2 for k in case.k_lens))
     return case
+
+
+def _with_less(case: Case) -> Case:
+    """A call of mla_attend that costs less: fewer heads, queries, then rows; of every third seed
+    fewer queries, rows, then heads."""
+    most = max(source.topk for source in case.sources)
+    if case.heads > 8 and (case.seed % 3 or (case.total_q == 1 and most < 8)):
+        return replace(case, heads=case.heads // 2)
+    if case.total_q > 2 or (case.total_q == 2 and case.heads > 8):
+        return replace(case, q_lens=(case.total_q // 2,))
+    sources = tuple(replace(source, topk=source.topk * 3 // 4) for source in case.sources)
+    return replace(case, sources=sources)
 
 
 def has_listed_widths(case: Case) -> bool:

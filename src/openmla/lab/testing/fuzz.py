@@ -53,7 +53,7 @@ class Failure:
     """One finding: the case as drawn, as small as it stays failing, and what is wrong."""
 
     kind: str
-    """accuracy, error, poison, guard, crash or hang."""
+    """accuracy, error, poison, neighbors, guard, crash or hang."""
     case: Case
     shrunk: Case
     message: str
@@ -94,7 +94,7 @@ class FuzzReport:
     refused: Counter[str] = field(default_factory=Counter)
     """By reason."""
     served: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Right cases by (form, family)."""
+    """Right cases by (call, family)."""
     worst: dict[str, float] = field(default_factory=dict)
     """Largest share of the componentwise bound and of the lse limit among accepted results."""
 
@@ -120,7 +120,7 @@ class FuzzReport:
             self.refused[result.message] += 1
         elif result.status == "right":
             self.right += 1
-            self.served[case.form, result.family] += 1
+            self.served[case.call, result.family] += 1
             for name in ("bound", "lse"):
                 self.worst[name] = max(self.worst.get(name, 0.0), getattr(result, name))
 
@@ -154,7 +154,7 @@ class FuzzReport:
             **{name: getattr(self, name) for name in plain},
             **_versions(),
             "refused": dict(self.refused.most_common()),
-            "served": {f"{form}, {family}": n for (form, family), n in sorted(self.served.items())},
+            "served": {f"{call}, {family}": n for (call, family), n in sorted(self.served.items())},
             "failures": [_failure_json(failure) for failure in self.failures],
         }
 
@@ -164,7 +164,7 @@ def _here(checker: Checker, case: Case) -> Answered:
     result = checker.result(case, deep=case.seed % DEEP_EVERY == 0)
     if result.status != "failed":
         return case, result, case
-    deep = result.kind == "poison"
+    deep = result.kind in ("poison", "neighbors")
     return case, result, shrink(case, lambda c: checker.result(c, deep).kind == result.kind)
 
 
@@ -258,7 +258,7 @@ def _guard(
             tell(f"guard pages: {case}")
             if problem:  # counted as right before
                 report.right -= 1
-                report.served[case.form, family] -= 1
+                report.served[case.call, family] -= 1
                 report.failures.append(saved(Failure("guard", case, case, problem), save_dir))
 
 
@@ -348,7 +348,7 @@ def save(failure: Failure, save_dir: str | Path) -> Path:
     """Write a failure as JSON; `case` in it is the shrunk one, which `replay` runs."""
     folder = Path(save_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{failure.kind}-{failure.case.form}-seed{failure.case.seed}.json"
+    path = folder / f"{failure.kind}-{failure.case.call}-seed{failure.case.seed}.json"
     path.write_text(json.dumps(_failure_json(failure), indent=1) + "\n")
     return path
 

@@ -15,7 +15,7 @@ class Result:
     status: str
     """right, refused or failed."""
     kind: str = ""
-    """What kind of failure: accuracy, error, poison, guard, crash or hang."""
+    """What kind of failure: accuracy, error, poison, neighbors, guard, crash or hang."""
     message: str = ""
     """What went wrong, or why the call was refused."""
     family: str = ""

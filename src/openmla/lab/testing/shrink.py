@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from openmla.formats import BF16, FORMATS
-from openmla.lab.testing.case import Case
+from openmla.lab.testing.case import Case, CaseSource
 
 SIMPLEST: dict[str, Any] = {
     "layout": "contiguous",
@@ -22,6 +22,7 @@ SIMPLEST: dict[str, Any] = {
     "key_mask": "none",
     "return_max_logits": False,
     "window": 0,
+    "turned": 0,
     "group": 1,
     "causal": False,
     "invariant": False,
@@ -35,6 +36,11 @@ SIMPLEST: dict[str, Any] = {
     "kv": "plain",
 }
 """The plain choice of each option."""
+SIMPLEST_SOURCE: dict[str, Any] = {
+    "kv": "bf16",
+    "index_kind": "distinct",
+    "topk_lengths": "none",
+}
 SIZES = ("heads", "d_nope", "d_rope", "d_v", "topk", "page_size")
 
 
@@ -82,6 +88,7 @@ def _changes(case: Case) -> Iterator[dict[str, Any]]:
         for b, n in enumerate(lens):
             for smaller in _smaller(n):
                 yield {name: (*lens[:b], smaller, *lens[b + 1 :])}
+    yield from _simpler_sources(case)
     for name in SIZES:
         least = 0 if name in ("d_rope", "topk") else 1
         for smaller in _smaller(getattr(case, name)):
@@ -92,6 +99,26 @@ def _changes(case: Case) -> Iterator[dict[str, Any]]:
             yield {name: plain} | ({"rope": "shared"} if case.rope == "cache" else {})
     if case.rope in ("shared_3d", "per_head"):
         yield {"rope": "shared"}
+
+
+def _simpler_sources(case: Case) -> Iterator[dict[str, Any]]:
+    """One source less, or one that is simpler."""
+    for i, source in enumerate(case.sources):
+        before, after = case.sources[:i], case.sources[i + 1 :]
+        if before or after:
+            yield {"sources": before + after}
+        for name in ("topk", "rows", "page_size"):
+            for smaller in _smaller(getattr(source, name)):
+                if smaller or name != "page_size":
+                    yield {"sources": (*before, _with(source, name, smaller), *after)}
+        for name, plain in SIMPLEST_SOURCE.items():
+            if getattr(source, name) != plain:
+                yield {"sources": (*before, _with(source, name, plain), *after)}
+
+
+def _with(source: CaseSource, name: str, value: Any) -> CaseSource:
+    changed: dict[str, Any] = {name: value}
+    return replace(source, **changed)
 
 
 def _smaller(n: int) -> Iterator[int]:
@@ -108,8 +135,16 @@ def _resized(case: Case, name: str, size: int) -> dict[str, Any]:
     change: dict[str, Any] = {name: size}
     if name == "d_nope" and case.form != "dense":
         change["d_v"] = min(case.d_v, size)
+        change["turned"] = min(case.turned, size // 2 * 2)
+    if name == "d_v":
+        change["turned"] = min(case.turned, size // 2 * 2)
     if name == "d_rope" and size == 0 and case.form == "dense":
         change |= {"rope": "none", "kv": "plain"}
     if name in ("d_nope", "d_rope") and FORMATS.get(case.kv, BF16).widths:
         change["kv"] = "fp8_token"  # the format exists at few widths
+    if name in ("d_nope", "d_rope"):
+        change["sources"] = tuple(
+            replace(source, kv="fp8_token") if FORMATS.get(source.kv, BF16).widths else source
+            for source in case.sources
+        )
     return change

@@ -9,6 +9,7 @@
 | large | 30 times larger | up to 1/8 of the dtype's range (at most 2^100) |
 | equal | every key of a row scores the same | unit normal |
 | exact | likewise | small integers: a mean over 2^n keys has no rounding at all |
+| broken | unit normal, NaN or Inf in one of twelve rows or heads | likewise |
 
 In the latent and sparse forms V is part of K, so `equal` and `exact` use queries that are zero
 there.
@@ -23,6 +24,7 @@ from torch import Tensor
 from openmla.cache import DTYPES
 from openmla.lab.testing.case import Case
 
+BROKEN_ONE_IN = 12
 FLOAT: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
 
 
@@ -61,7 +63,7 @@ class Draw:
             q = q.round()
             if case.form != "dense":
                 q[..., : case.d_v] = 0
-        return q
+        return self._broken(q)
 
     def keys(self, positions: Tensor, *row: int) -> Tensor:
         """Key parts [tokens, *row]; `positions` are the places in their sequences, int64."""
@@ -73,7 +75,7 @@ class Draw:
             k = k * self._tiny(k, self.case.dtype)
         elif kind == "rising":
             # Positive queries meet keys that grow along the sequence, a few units of score apart.
-            level = positions.float() / max(*self.case.k_lens, 1, 1) * 4 - 2
+            level = positions.float() / max(self.case.longest, 1) * 4 - 2
             k = level.reshape(-1, *([1] * len(row))) + 0.2 * k
         elif kind in ("equal", "exact") and k.shape[0]:
             k = k[:1].round().expand_as(k)
@@ -85,7 +87,7 @@ class Draw:
         k = self.keys(positions, case.d_nope)
         if case.values in ("equal", "exact", "tiny"):
             k = torch.cat([self.values(k.shape[0], case.d_v), k[:, case.d_v :]], dim=1)
-        return k
+        return self._broken(k)
 
     def values(self, *shape: int) -> Tensor:
         """V"""
@@ -129,6 +131,18 @@ class Draw:
             sink[self.integers(0, heads, 1)] = -torch.inf
         return sink
 
+    def _broken(self, x: Tensor) -> Tensor:
+        """x [..., columns]; where values are broken, a number of some rows is NaN, Inf or -Inf."""
+        if self.case.values != "broken" or not x.numel():
+            return x
+        rows = x.reshape(-1, x.shape[-1])
+        kinds = torch.tensor([torch.nan, torch.inf, -torch.inf], device="cpu")
+        drawn = kinds[self.integers(0, len(kinds), rows.shape[0], 1)]
+        column = self.integers(0, rows.shape[1], rows.shape[0], 1)
+        whole = self.integers(0, BROKEN_ONE_IN, rows.shape[0], 1) > 0
+        rows.scatter_(1, column, torch.where(whole, rows.gather(1, column), drawn))
+        return rows.view(x.shape)
+
     def _tiny(self, like: Tensor, dtype: str) -> Tensor:
         """Powers of two from 16 times below the smallest normal number to 2^16 above it."""
         lowest = int(math.log2(torch.finfo(DTYPES[dtype]).tiny))
@@ -137,6 +151,11 @@ class Draw:
 
 
 def to_dtype(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rounded to the nearest, kept inside the finite range of the dtype."""
+    """Rounded to the nearest; what is finite is kept inside the finite range of the dtype."""
+    return torch.where(values.isinf(), values, finite(values, dtype)).to(dtype)
+
+
+def finite(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Numbers inside the finite range of a dtype; NaN stays."""
     limit = torch.finfo(dtype).max
-    return values.clamp(-limit, limit).to(dtype)
+    return values.clamp(-limit, limit)

@@ -106,6 +106,16 @@ def test_right_and_deaf_to_poison(name: str) -> None:
     assert bool(empty.any()) == ("without" not in name)
 
 
+@pytest.mark.xfail(strict=True, reason="-inf is added to NaN where an entry does not count")
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_query_that_sees_no_key_is_not_read_into_its_result(value: float) -> None:
+    """docs/reliability.md, "What is open"."""
+    op = operands(SETUPS["two lists"])
+    token = int((reference.of(op).keys == 0).nonzero()[-1])
+    op.q[token, 1, 3] = value
+    assert_right(op, attend(op, seed=1))
+
+
 V41 = ("fp8_528_v41", "fp4_288")
 V41_SPLIT = ("fp8_528_v41_split", "fp4_288_split")
 V41_SETUPS = {

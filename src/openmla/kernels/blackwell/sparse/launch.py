@@ -31,7 +31,7 @@ from openmla.kernels.blackwell.sparse.records import (
 )
 from openmla.kernels.call import Call, angles_of, strides, vector
 from openmla.kernels.gluon.compat import tmem_reg_layout
-from openmla.kernels.gluon.descriptors import box_strides, tile_layout
+from openmla.kernels.gluon.descriptors import box_strides, fitting_strides, tile_layout
 from openmla.kernels.gluon.places import NO_SPANS, places_of
 from openmla.kernels.gluon.upcast.launch import upcast
 from openmla.operands import AttendOperands, LatentOperands, Results, SparseOperands
@@ -292,9 +292,10 @@ def rows_of(data: Tensor) -> Rows:
     (2, 5, 2, 23, 40)
     """
     if data.dim() == 2:
-        return Rows(data, 0, 0, 1, data.shape[0], data.stride(0))
+        return Rows(data, 0, 0, 1, data.shape[0], fitting_strides(data)[0])
     pages, page_size, _ = data.shape
-    stride = math.gcd(data.stride(0), data.stride(1)) if pages > 1 else data.stride(1)
+    row = fitting_strides(data)[1]
+    stride = math.gcd(data.stride(0), data.stride(1)) if pages > 1 else row
     page_step, row_step = data.stride(0) // stride, data.stride(1) // stride
     number = (pages - 1) * page_step + (page_size - 1) * row_step + 1
     if number >= 1 << 31:

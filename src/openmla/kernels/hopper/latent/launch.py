@@ -35,7 +35,7 @@ from openmla.kernels.gluon.dequantize.launch import (
     stored_rows_of,
 )
 from openmla.kernels.gluon.dequantize.records import RowColumns, Stored
-from openmla.kernels.gluon.descriptors import SWIZZLE_BYTES, tile_layout
+from openmla.kernels.gluon.descriptors import SWIZZLE_BYTES, box_strides, tile_layout
 from openmla.kernels.gluon.places import NO_SPANS, places_of
 from openmla.kernels.gluon.ranges.launch import (
     NO_PARTS,
@@ -352,12 +352,9 @@ def heads_of_tokens(
 ) -> Any:
     """Boxes of 64 heads of one token of q [tokens, heads, width]; zeros past the last head. span:
     bytes of a swizzle pattern."""
-    steps = list(q.stride())
-    if q.shape[1] == 1:
-        steps[1] = steps[0]  # the stride of a single head may be anything, and is never used
     box = [1, rows, columns]
     layout = tile_layout(columns, 3, q.element_size(), span)
-    return TensorDescriptor(q, list(q.shape), steps, box, layout)
+    return TensorDescriptor(q, list(q.shape), box_strides(q), box, layout)
 
 
 def outputs(results: Results) -> dict[str, Any]:

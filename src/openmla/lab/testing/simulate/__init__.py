@@ -9,6 +9,7 @@ host code, and the simulator (gluon_sim) runs them on the CPU.
 ''
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from openmla.lab.testing.build import BuiltCase, Outcome, build
 from openmla.lab.testing.case import Case
 from openmla.lab.testing.compare import judge
 from openmla.lab.testing.memory import Memory
+from openmla.lab.testing.memory.neighbors import neighbor_problems, turned_round
 from openmla.lab.testing.memory.poison import differences, run_watched
 from openmla.lab.testing.result import Result
 from openmla.lab.testing.sources import SourcesCase, judged, operands
@@ -82,8 +84,14 @@ class Simulation:
     fp8_weights: bool
 
 
-def simulate_case(case: Case, target: str, background: str = "zero") -> Simulation:
-    """Run a case; the size of the chip and the schedule of the simulator follow from its seed."""
+def simulate_case(
+    case: Case,
+    target: str,
+    background: str = "zero",
+    change: Callable[[BuiltCase], BuiltCase] = lambda built: built,
+) -> Simulation:
+    """Run a case that was built and changed; the size of the chip and the schedule of the simulator
+    follow from its seed."""
     seed = case.seed
     options = {"schedule": SCHEDULES[seed % len(SCHEDULES)], "resident": 1 + seed % 3}
     found: list[str] = []
@@ -99,7 +107,7 @@ def simulate_case(case: Case, target: str, background: str = "zero") -> Simulati
         coarse.append(plan.kernel.fp8_weights or bool(plan.kernel.coarse))
         return outcome
 
-    built = build(case, memory=Memory("cpu", background))
+    built = change(build(case, memory=Memory("cpu", background)))
     outcome, written = run_watched(built, run)
     return Simulation(built, outcome, found + written, any(coarse))
 
@@ -107,7 +115,8 @@ def simulate_case(case: Case, target: str, background: str = "zero") -> Simulati
 def check_simulated(case: Case, target: str, deep: bool = True) -> Result:
     """What is wrong with a case on the target's kernels. A refusal is raised.
 
-    `deep`: also whether unused memory full of NaN changes any bit.
+    `deep`: also whether unused memory full of NaN changes any bit, or the order of the queries of a
+    call of mla_attend.
     """
     try:
         clean = simulate_case(case, target)
@@ -122,6 +131,11 @@ def check_simulated(case: Case, target: str, deep: bool = True) -> Result:
             problems = poisoned.problems + differences(poisoned.outcome, clean.outcome)
             if problems:
                 return Result("failed", "poison", "\n".join(problems))
+        if deep and case.sources:
+            turned = simulate_case(case, target, change=turned_round)
+            problems = turned.problems + neighbor_problems(turned.outcome, clean.outcome)
+            if problems:
+                return Result("failed", "neighbors", "\n".join(problems))
     except (InvalidArgument, Unsupported):
         raise
     except Exception as error:

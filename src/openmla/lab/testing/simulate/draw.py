@@ -14,6 +14,7 @@ from typing import Any
 
 from openmla.formats import BF16, FORMATS
 from openmla.lab.testing.case import Case
+from openmla.lab.testing.draw import drawn_source, drawn_turn
 from openmla.planning import TARGETS
 from openmla.planning.registry import families_of
 from openmla.problem import CACHE_FORMATS
@@ -24,6 +25,10 @@ ARBITRARY = 0.4
 """Share of cases with arbitrary widths."""
 UNSERVED = 0.04
 """Share of cases with a feature that the family does not have."""
+ATTENDS = 0.2
+"""Share of cases that are calls of mla_attend."""
+BROKEN = 0.1
+"""Share of those with NaN and Inf in rows and queries that are seen."""
 NEWER, NOT_YET = 0.3, 0.02
 """Shares of cases with a window, grouped heads or fp32 out, where a family has them and not."""
 
@@ -58,6 +63,7 @@ _WIDTHS = (16, 32, 48, 64, 96, 128, 128, 160, 192, 256, 512, 512)
 _ROPE = (0, 16, 32, 64, 64, 128)
 _FEW_HEADS = (1, 1, 2, 3, 4, 5, 6)
 _ROW_HEADS = (1, 3, 8, 16, 20, 24, 40, 56, 63, 64, 65, 96, 128)
+_ROWS_SEEN = (0, 1, 5, 31, 32, 33, 63, 64, 65, 65, 100, 127, 128, 129, 200)
 _PAGES = (1, 3, 7, 8, 16, 24, 32, 48, 64, 128, 256)
 # Tiles of queries and of keys, and keys that are split.
 _TILES: dict[str, dict[str, tuple[tuple[int, ...], ...]]] = {
@@ -111,6 +117,18 @@ def menu_of(target: str, form: str) -> Menu:
     )
 
 
+def served_of_sources(target: str, field: str, *values: Any) -> tuple[Any, ...]:
+    """Those values of a field that the target's own kernels for several sources take.
+
+    >>> served_of_sources("b200", "kv_dtype", *CACHE_FORMATS)
+    ('bf16', 'fp8_584')
+    """
+    family, *_ = families_of(TARGETS[target])
+    serves = [kernel.serves for kernel in family.of_form("sparse") if kernel.launcher]
+    several = [s for s in serves if s.takes("span", True)]
+    return tuple(x for x in values if any(s.takes(field, x) for s in several))
+
+
 MENUS = {
     target: {form: menu_of(target, form) for form in forms} for target, forms in _TILES.items()
 }
@@ -122,6 +140,9 @@ def simulated_case(target: str, seed: int) -> Case:
     >>> simulated_case("h200", 7) == simulated_case("h200", 7)
     True
     """
+    attends = random.Random(f"attend {target} {seed}")  # numbers of their own
+    if attends.random() < ATTENDS:
+        return _attend(attends, target, seed)
     rng = random.Random(f"{target} {seed}")
     forms = MENUS[target]
     turns = [*forms, "dense"]  # dense has the most to vary
@@ -136,6 +157,39 @@ def simulated_case(target: str, seed: int) -> Case:
     fields = _options(rng, menu) | fields
     if fields["values"] == "exact":
         fields["scale"] = 0.25  # products of small integers and this are exact
+    return _with_newer_options(_cut(Case(**fields)), target, menu)
+
+
+def _attend(rng: random.Random, target: str, seed: int) -> Case:
+    """A call of mla_attend over one or two sources, mostly of rows that the target's kernels read:
+    windows and lists that end at their blocks, and pools that lie unevenly."""
+    d_nope, d_rope = (512, 0) if rng.random() >= UNSERVED else rng.choice(((512, 64), (256, 0)))
+    formats = (*served_of_sources(target, "kv_dtype", *CACHE_FORMATS), "plain")
+    served = [x for x in formats if FORMATS.get(x, BF16).takes(d_nope, d_rope)]
+    sources = []
+    for _ in range(rng.choice((1, 2, 2))):
+        kv = rng.choice(served) if rng.random() >= UNSERVED else ""
+        sources.append(drawn_source(rng, d_nope, d_rope, _ROWS_SEEN, kv))
+    turned = drawn_turn(rng, sources, d_nope)
+    fields: dict[str, Any] = {
+        "form": "sparse",
+        "seed": seed,
+        "heads": rng.choice(_ROW_HEADS),
+        "d_nope": d_nope,
+        "d_rope": d_rope,
+        "d_v": d_nope,
+        "q_lens": (rng.choice((0, 1, 1, 2, 3, 5, 9)),),
+        "k_lens": (0,),
+        "sources": tuple(sources),
+        "turned": 64 if turned and rng.random() >= UNSERVED else turned,
+    }
+    fields |= _options(rng, MENUS[target]["sparse"]) | {"q_scale": False, "k_scale": False}
+    fields["scale"] = rng.choice((0.0442, 0.0442, 0.1, -0.05, 0.0))
+    fields["values"] = "broken" if rng.random() < BROKEN else fields["values"]
+    if fields["values"] == "exact":
+        fields["scale"] = 0.25
+    fp32_out = bool(served_of_sources(target, "fp32_out", True))
+    menu = replace(MENUS[target]["sparse"], fp32_out=fp32_out)
     return _with_newer_options(_cut(Case(**fields)), target, menu)
 
 
@@ -163,7 +217,8 @@ def tiles(case: Case) -> int:
     14
     """
     if case.form == "sparse":
-        return case.total_q * _blocks(case.heads) * _blocks(case.topk)
+        blocks = sum(_blocks(lists.topk) for lists in case.sources or (case,))
+        return case.total_q * _blocks(case.heads) * blocks
     pairs = list(zip(case.q_lens, case.k_lens, strict=True))
     if case.form == "latent":
         return sum(_blocks(q * case.heads) * _blocks(k) for q, k in pairs)

@@ -94,7 +94,7 @@ def _shrunk(check: Check, case: Case, target: str, kind: str) -> Case:
 
     def fails(candidate: Case) -> bool:
         try:
-            return check(candidate, target, kind == "poison").kind == kind
+            return check(candidate, target, kind in ("poison", "neighbors")).kind == kind
         except (InvalidArgument, Unsupported):
             return False
 

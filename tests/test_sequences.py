@@ -5,23 +5,26 @@ from __future__ import annotations
 import pytest
 import torch
 
-from openmla.sequences import Span, page_rows, paged_spans, ragged_spans, visible_keys
+from openmla.sequences import SequenceSpan, page_rows, paged_spans, ragged_spans, visible_keys
 
 
 def test_ragged_spans_walk_queries_and_keys():
     q = torch.tensor([0, 2, 2, 5], dtype=torch.int32)
     k = torch.tensor([0, 4, 7, 7], dtype=torch.int32)
     assert list(ragged_spans(q, k)) == [
-        Span(0, 0, 2, 0, 4),
-        Span(1, 2, 0, 4, 3),
-        Span(2, 2, 3, 7, 0),
+        SequenceSpan(0, 0, 2, 0, 4),
+        SequenceSpan(1, 2, 0, 4, 3),
+        SequenceSpan(2, 2, 3, 7, 0),
     ]
 
 
 def test_paged_spans_take_key_counts_from_the_cache():
     q = torch.tensor([0, 1, 4], dtype=torch.int32)
     lengths = torch.tensor([9, 3], dtype=torch.int32)
-    assert list(paged_spans(q, lengths)) == [Span(0, 0, 1, 0, 9), Span(1, 1, 3, 0, 3)]
+    assert list(paged_spans(q, lengths)) == [
+        SequenceSpan(0, 0, 1, 0, 9),
+        SequenceSpan(1, 1, 3, 0, 3),
+    ]
 
 
 def test_a_batch_of_none_has_no_spans():

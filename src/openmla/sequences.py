@@ -40,7 +40,7 @@ import torch
 from torch import Tensor
 
 
-class Span(NamedTuple):
+class SequenceSpan(NamedTuple):
     """One sequence of a ragged batch: its rows of queries and, for ragged keys, of keys."""
 
     number: int
@@ -52,19 +52,19 @@ class Span(NamedTuple):
 
 def ragged_spans(
     cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, k_start: Tensor | None = None
-) -> Iterator[Span]:
+) -> Iterator[SequenceSpan]:
     """Walk a batch whose keys are ragged too, or begin where `k_start` says."""
     q, k = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
     starts = k if k_start is None else k_start.tolist()
     for i in range(len(q) - 1):
-        yield Span(i, q[i], q[i + 1] - q[i], starts[i], k[i + 1] - k[i])
+        yield SequenceSpan(i, q[i], q[i + 1] - q[i], starts[i], k[i + 1] - k[i])
 
 
-def paged_spans(cu_seqlens_q: Tensor, cache_lengths: Tensor) -> Iterator[Span]:
+def paged_spans(cu_seqlens_q: Tensor, cache_lengths: Tensor) -> Iterator[SequenceSpan]:
     """Walk a batch whose keys are in a cache; key rows come from `page_rows`."""
     q, k = cu_seqlens_q.tolist(), cache_lengths.tolist()
     for i in range(len(q) - 1):
-        yield Span(i, q[i], q[i + 1] - q[i], 0, k[i])
+        yield SequenceSpan(i, q[i], q[i + 1] - q[i], 0, k[i])
 
 
 def visible_keys(query: int, q_len: int, k_len: int, causal: bool = True) -> int:
@@ -80,7 +80,7 @@ def first_key(visible: int, window: int) -> int:
     return max(visible - window, 0) if window else 0
 
 
-def first_key_of(span: Span, window: int) -> int:
+def first_key_of(span: SequenceSpan, window: int) -> int:
     """The first key of a sequence that any of its queries sees; those before it are never read."""
     return first_key(visible_keys(0, span.q_len, span.k_len), window)
 

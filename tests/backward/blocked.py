@@ -16,7 +16,7 @@ from torch import Tensor
 from openmla.backward.reference import Saved
 from openmla.lab.testing.gradients import BuiltGradients
 from openmla.operands import DenseOperands
-from openmla.sequences import Span, ragged_spans
+from openmla.sequences import SequenceSpan, ragged_spans
 
 
 @dataclass(eq=False)
@@ -77,12 +77,12 @@ class BlockedBackward:
                 self.key_pass(span, block, self.tiles_of(span, block, tiles))
         return self.stored()
 
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[SequenceSpan]:
         return list(ragged_spans(self.op.cu_seqlens_q, self.op.cu_seqlens_k))
 
     # What is loaded
 
-    def queries(self, span: Span, first: int) -> Queries:
+    def queries(self, span: SequenceSpan, first: int) -> Queries:
         stop = min(first + self.BM, span.q_len)
         tokens = slice(span.q_start + first, span.q_start + stop)
         d_lse = self.built.d_lse
@@ -99,7 +99,7 @@ class BlockedBackward:
     def lse_rows(self, tokens: slice) -> Tensor:
         return self.saved.lse[tokens]
 
-    def keys(self, span: Span, first: int) -> Keys:
+    def keys(self, span: SequenceSpan, first: int) -> Keys:
         stop = min(first + self.BN, span.k_len)
         rows = slice(span.k_start + first, span.k_start + stop)
         op: DenseOperands = self.op
@@ -114,16 +114,16 @@ class BlockedBackward:
 
     # Which blocks meet
 
-    def blocks_of(self, span: Span, tile: Queries, blocks: list[Keys]) -> list[Keys]:
+    def blocks_of(self, span: SequenceSpan, tile: Queries, blocks: list[Keys]) -> list[Keys]:
         return [b for b in blocks if self.seen(span, tile, b).any()]
 
-    def tiles_of(self, span: Span, block: Keys, tiles: list[Queries]) -> list[Queries]:
+    def tiles_of(self, span: SequenceSpan, block: Keys, tiles: list[Queries]) -> list[Queries]:
         return [t for t in tiles if self.seen(span, t, block).any()]
 
-    def position(self, span: Span, query: Tensor) -> Tensor:
+    def position(self, span: SequenceSpan, query: Tensor) -> Tensor:
         return query + span.k_len - span.q_len
 
-    def seen(self, span: Span, tile: Queries, block: Keys) -> Tensor:
+    def seen(self, span: SequenceSpan, tile: Queries, block: Keys) -> Tensor:
         """[m, n]"""
         query = tile.first + torch.arange(len(tile.q))
         key = block.first + torch.arange(len(block.k))
@@ -173,7 +173,7 @@ class BlockedBackward:
     def deltas(self, tile: Queries) -> Tensor:
         return self.delta[tile.tokens]
 
-    def d_scores(self, span: Span, tile: Queries, block: Keys) -> tuple[Tensor, Tensor]:
+    def d_scores(self, span: SequenceSpan, tile: Queries, block: Keys) -> tuple[Tensor, Tensor]:
         """P and dS of a block, [m, H, n], fp32."""
         seen = self.seen(span, tile, block)
         scores = self.hidden(self.scores(tile, block), seen)
@@ -193,7 +193,7 @@ class BlockedBackward:
 
     # Sums
 
-    def query_pass(self, span: Span, tile: Queries, blocks: list[Keys]) -> None:
+    def query_pass(self, span: SequenceSpan, tile: Queries, blocks: list[Keys]) -> None:
         acc = torch.zeros_like(tile.q)
         for block in blocks:
             _, d_s = self.d_scores(span, tile, block)
@@ -206,7 +206,7 @@ class BlockedBackward:
     def q_factor(self) -> float:
         return self.scale
 
-    def key_pass(self, span: Span, block: Keys, tiles: list[Queries]) -> None:
+    def key_pass(self, span: SequenceSpan, block: Keys, tiles: list[Queries]) -> None:
         d_k, d_v = torch.zeros_like(block.k), torch.zeros_like(block.v)
         for tile in tiles:
             p, d_s = self.d_scores(span, tile, block)

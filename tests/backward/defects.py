@@ -20,7 +20,7 @@ from openmla.backward.reference import Saved
 from openmla.lab.testing.case import Case
 from openmla.lab.testing.compare_gradients import GradientVerdict, judge_twice
 from openmla.lab.testing.gradients import BuiltGradients, GradientCase, build_gradients
-from openmla.sequences import Span
+from openmla.sequences import SequenceSpan
 
 SEEDS = (1, 2, 3)
 _DENSE = Case("dense", 4, 32, 16, 32, q_lens=(20, 9, 35), k_lens=(40, 9, 70))
@@ -217,7 +217,7 @@ class DeltaRounded(BlockedBackward):
 
 @defect("delta of queries is not written before keys read it", "plain")
 class DeltaNotThereYet(BlockedBackward):
-    def key_pass(self, span: Span, block: Keys, tiles: list[Queries]) -> None:
+    def key_pass(self, span: SequenceSpan, block: Keys, tiles: list[Queries]) -> None:
         kept, self.delta = self.delta, torch.zeros_like(self.delta)
         BlockedBackward.key_pass(self, span, block, tiles)
         self.delta = kept
@@ -312,7 +312,7 @@ class CausalOneLess(BlockedBackward):
 
 @defect("causal is aligned top-left", "plain")
 class CausalTopLeft(BlockedBackward):
-    def position(self, span: Span, query: Tensor) -> Tensor:
+    def position(self, span: SequenceSpan, query: Tensor) -> Tensor:
         return query
 
 
@@ -342,25 +342,25 @@ class MaskFirstWord(BlockedBackward):
 
 @defect("the first query tile of a key block is skipped", "plain", "full")
 class FirstTileSkipped(BlockedBackward):
-    def tiles_of(self, span: Span, block: Keys, tiles: list[Queries]) -> list[Queries]:
+    def tiles_of(self, span: SequenceSpan, block: Keys, tiles: list[Queries]) -> list[Queries]:
         return BlockedBackward.tiles_of(self, span, block, tiles)[1:]
 
 
 @defect("the last query tile of a key block is skipped", "plain", "full")
 class LastTileSkipped(BlockedBackward):
-    def tiles_of(self, span: Span, block: Keys, tiles: list[Queries]) -> list[Queries]:
+    def tiles_of(self, span: SequenceSpan, block: Keys, tiles: list[Queries]) -> list[Queries]:
         return BlockedBackward.tiles_of(self, span, block, tiles)[:-1]
 
 
 @defect("the last key block of a query tile is skipped", "plain")
 class LastBlockSkipped(BlockedBackward):
-    def blocks_of(self, span: Span, tile: Queries, blocks: list[Keys]) -> list[Keys]:
+    def blocks_of(self, span: SequenceSpan, tile: Queries, blocks: list[Keys]) -> list[Keys]:
         return BlockedBackward.blocks_of(self, span, tile, blocks)[:-1]
 
 
 @defect("a query tile is counted twice", "plain", "full")
 class TileTwice(BlockedBackward):
-    def tiles_of(self, span: Span, block: Keys, tiles: list[Queries]) -> list[Queries]:
+    def tiles_of(self, span: SequenceSpan, block: Keys, tiles: list[Queries]) -> list[Queries]:
         found = BlockedBackward.tiles_of(self, span, block, tiles)
         return found + found[-1:]
 
@@ -373,7 +373,7 @@ class AccumulatorOverwritten(BlockedBackward):
 
 @defect("d_k is not cleared between blocks", "plain")
 class StaleAccumulator(BlockedBackward):
-    def key_pass(self, span: Span, block: Keys, tiles: list[Queries]) -> None:
+    def key_pass(self, span: SequenceSpan, block: Keys, tiles: list[Queries]) -> None:
         BlockedBackward.key_pass(self, span, block, tiles)
         if block.first:
             before = slice(block.rows.start - len(block.k), block.rows.start)
@@ -422,7 +422,7 @@ class ValuesOfAnotherHead(BlockedBackward):
 
 @defect("the row after a sequence is taken for one of it", "plain")
 class RowPastTheSequence(BlockedBackward):
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[SequenceSpan]:
         spans = BlockedBackward.spans(self)
         first = spans[0]
         return [first._replace(q_len=first.q_len + 1, k_len=first.k_len + 1), *spans[1:]]
@@ -430,7 +430,7 @@ class RowPastTheSequence(BlockedBackward):
 
 @defect("the last sequence of the batch is left out", "plain", "no rope")
 class SequenceMissing(BlockedBackward):
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[SequenceSpan]:
         return BlockedBackward.spans(self)[:-1]
 
 

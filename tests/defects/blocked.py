@@ -18,7 +18,7 @@ from openmla.checks import out_dtype
 from openmla.lab.testing.build import BuiltCase, Outcome
 from openmla.lab.testing.values import FLOAT
 from openmla.operands import DenseOperands, LatentOperands, SparseOperands
-from openmla.sequences import Span, page_rows, paged_spans, ragged_spans
+from openmla.sequences import SequenceSpan, page_rows, paged_spans, ragged_spans
 
 
 @dataclass(eq=False)
@@ -100,7 +100,7 @@ class Blocked:
                 since = [self.first_seen(span, i) for i in queries]
                 yield Tile(tokens, k[:n], v[:n], tile_scale, seen, since)
 
-    def sequences(self) -> Iterator[tuple[Span, Tensor, Tensor, Tensor | None]]:
+    def sequences(self) -> Iterator[tuple[SequenceSpan, Tensor, Tensor, Tensor | None]]:
         """Every sequence with all its keys, values and key scales."""
         op = self.op
         if isinstance(op, DenseOperands):
@@ -116,7 +116,7 @@ class Blocked:
                 rows = self.rows(op, slots)
                 yield span, rows, rows[..., : op.d_v], self.k_scale(slots)
 
-    def key_range(self, span: Span) -> slice:
+    def key_range(self, span: SequenceSpan) -> slice:
         """Rows of a ragged sequence's keys."""
         return slice(span.k_start, span.k_start + span.k_len)
 
@@ -128,7 +128,7 @@ class Blocked:
         """Rows of K's heads as query heads see them."""
         return rows.repeat_interleave(self.case.group, dim=1)
 
-    def rope(self, op: DenseOperands, span: Span, keys: slice) -> Tensor | None:
+    def rope(self, op: DenseOperands, span: SequenceSpan, keys: slice) -> Tensor | None:
         """Rope of ragged keys, [n, H, d_rope]."""
         if op.rope_cache is not None and op.block_table is not None:
             slots = self.slots(op.block_table, op.rope_cache, span)
@@ -140,19 +140,19 @@ class Blocked:
             rope = self.of_heads(rope) if rope.dim() == 3 else rope[:, None]
         return rope.expand(-1, self.heads, -1)
 
-    def visible(self, span: Span, query: int) -> int:
+    def visible(self, span: SequenceSpan, query: int) -> int:
         """Keys that a query sees: bottom-right causal."""
         if not self.case.causal:
             return span.k_len
         return min(max(span.k_len - span.q_len + query + 1, 0), span.k_len)
 
-    def first_seen(self, span: Span, query: int) -> int:
+    def first_seen(self, span: SequenceSpan, query: int) -> int:
         """The first key that a query sees: of a window, whose last key is the query's own."""
         if not self.case.window:
             return 0
         return max(span.k_len - span.q_len + query + 1 - self.case.window, 0)
 
-    def slots(self, table: Tensor, cache: LatentCache, span: Span) -> Tensor:
+    def slots(self, table: Tensor, cache: LatentCache, span: SequenceSpan) -> Tensor:
         """Physical rows of a paged sequence."""
         return page_rows(table[span.number], cache.page_size, 0, span.k_len)
 

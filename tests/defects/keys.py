@@ -11,36 +11,36 @@ from defects.blocked import Blocked, Tile
 from defects.showcases import defect
 from openmla.cache import LatentCache
 from openmla.operands import DenseOperands, SparseOperands
-from openmla.sequences import Span
+from openmla.sequences import SequenceSpan
 
 
 @defect("a query does not see its own key", "dense", "paged")
 class CausalOneTooFew(Blocked):
-    def visible(self, span: Span, query: int) -> int:
+    def visible(self, span: SequenceSpan, query: int) -> int:
         return max(super().visible(span, query) - 1, 0)
 
 
 @defect("a query sees the key after its own", "dense", "paged")
 class CausalOneTooMany(Blocked):
-    def visible(self, span: Span, query: int) -> int:
+    def visible(self, span: SequenceSpan, query: int) -> int:
         return min(super().visible(span, query) + 1, span.k_len)
 
 
 @defect("causal aligned top-left: query i sees keys 0 … i", "dense", "paged")
 class CausalTopLeft(Blocked):
-    def visible(self, span: Span, query: int) -> int:
+    def visible(self, span: SequenceSpan, query: int) -> int:
         return min(query + 1, span.k_len)
 
 
 @defect("the causal mask is not applied", "dense", "paged")
 class CausalIgnored(Blocked):
-    def visible(self, span: Span, query: int) -> int:
+    def visible(self, span: SequenceSpan, query: int) -> int:
         return span.k_len
 
 
 @defect("a causal mask where none was asked for", "full")
 class CausalAlways(Blocked):
-    def visible(self, span: Span, query: int) -> int:
+    def visible(self, span: SequenceSpan, query: int) -> int:
         return min(max(span.k_len - span.q_len + query + 1, 0), span.k_len)
 
 
@@ -52,12 +52,12 @@ class MaskOnlyInLastBlock(Blocked):
 
 @defect("a sequence also sees the first key of its neighbor", "full")
 class NeighborLeak(Blocked):
-    def key_range(self, span: Span) -> slice:
+    def key_range(self, span: SequenceSpan) -> slice:
         assert isinstance(self.op, DenseOperands)
         stop = min(span.k_start + span.k_len + 1, self.case.total_k)
         return slice(span.k_start, stop)
 
-    def visible(self, span: Span, query: int) -> int:
+    def visible(self, span: SequenceSpan, query: int) -> int:
         return span.k_len + 1
 
     def mask(self, scores: Tensor, tile: Tile, block: slice) -> Tensor:
@@ -99,58 +99,58 @@ class BlocksOverlap(Blocked):
 
 @defect("a window has one key more", "window", "window_of_one", "window_long", "window_paged")
 class WindowOneKeyLonger(Blocked):
-    def first_seen(self, span: Span, query: int) -> int:
+    def first_seen(self, span: SequenceSpan, query: int) -> int:
         return max(super().first_seen(span, query) - 1, 0)
 
 
 @defect("a window has one key less", "window", "window_long", "window_paged")
 class WindowOneKeyShorter(Blocked):
-    def first_seen(self, span: Span, query: int) -> int:
+    def first_seen(self, span: SequenceSpan, query: int) -> int:
         return super().first_seen(span, query) + 1
 
 
 @defect("a window ends one key early: before the query's own", "window", "window_paged")
 class WindowEndsBeforeTheQuery(Blocked):
-    def visible(self, span: Span, query: int) -> int:
+    def visible(self, span: SequenceSpan, query: int) -> int:
         return max(super().visible(span, query) - 1, 0)
 
-    def first_seen(self, span: Span, query: int) -> int:
+    def first_seen(self, span: SequenceSpan, query: int) -> int:
         return max(super().first_seen(span, query) - 1, 0)
 
 
 @defect("windows are aligned top-left: where keys are more, they lie too early", "window")
 class WindowAlignedTopLeft(Blocked):
-    def first_seen(self, span: Span, query: int) -> int:
+    def first_seen(self, span: SequenceSpan, query: int) -> int:
         return max(query + 1 - self.case.window, 0)
 
 
 @defect("windows of queries before the first key reach into it", "window_of_one_empty")
 class WindowOfQueriesBeforeTheKeys(Blocked):
-    def visible(self, span: Span, query: int) -> int:
+    def visible(self, span: SequenceSpan, query: int) -> int:
         return min(max(span.k_len - span.q_len + query + 1, 1), span.k_len)
 
 
 @defect("windows begin where their block does", "window", "window_long", "window_paged")
 class WindowBeginsWithItsBlock(Blocked):
-    def first_seen(self, span: Span, query: int) -> int:
+    def first_seen(self, span: SequenceSpan, query: int) -> int:
         return super().first_seen(span, query) // self.BN * self.BN
 
 
 @defect("the window of a tile is that of its first query", "window", "window_paged")
 class WindowOfTheTile(Blocked):
-    def first_seen(self, span: Span, query: int) -> int:
+    def first_seen(self, span: SequenceSpan, query: int) -> int:
         return super().first_seen(span, query // self.BM * self.BM)
 
 
 @defect("the window is forgotten", "window", "window_of_one", "window_long", "window_paged")
 class WindowIgnored(Blocked):
-    def first_seen(self, span: Span, query: int) -> int:
+    def first_seen(self, span: SequenceSpan, query: int) -> int:
         return 0
 
 
 @defect("the second and third page of a sequence are swapped", "paged_from_start", "rope_cache")
 class PagesSwapped(Blocked):
-    def slots(self, table: Tensor, cache: LatentCache, span: Span) -> Tensor:
+    def slots(self, table: Tensor, cache: LatentCache, span: SequenceSpan) -> Tensor:
         swapped = table.clone()
         if span.k_len >= 3 * cache.page_size:
             swapped[:, 1], swapped[:, 2] = table[:, 2], table[:, 1]
@@ -160,19 +160,19 @@ class PagesSwapped(Blocked):
 
 @defect("the first page is used for every page", "paged", "rope_cache")
 class FirstPageOnly(Blocked):
-    def slots(self, table: Tensor, cache: LatentCache, span: Span) -> Tensor:
+    def slots(self, table: Tensor, cache: LatentCache, span: SequenceSpan) -> Tensor:
         return super().slots(table[:, :1].expand_as(table), cache, span)
 
 
 @defect("block table of the sequence before", "paged")
 class TableOfTheNeighbor(Blocked):
-    def slots(self, table: Tensor, cache: LatentCache, span: Span) -> Tensor:
+    def slots(self, table: Tensor, cache: LatentCache, span: SequenceSpan) -> Tensor:
         return super().slots(table.roll(1, dims=0).clamp(0, cache.num_pages - 1), cache, span)
 
 
 @defect("the offset inside a page is one too high from the second page on", "paged")
 class PageOffsetOffByOne(Blocked):
-    def slots(self, table: Tensor, cache: LatentCache, span: Span) -> Tensor:
+    def slots(self, table: Tensor, cache: LatentCache, span: SequenceSpan) -> Tensor:
         slots = super().slots(table, cache, span)
         later = torch.arange(slots.shape[0], device="cpu") >= cache.page_size
         return torch.where(later, (slots + 1) % cache.rows, slots)

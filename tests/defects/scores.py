@@ -12,7 +12,7 @@ from defects.showcases import defect
 from openmla.block_scaling import dequantize
 from openmla.cache import LatentCache, pick_rows
 from openmla.operands import DenseOperands
-from openmla.sequences import Span
+from openmla.sequences import SequenceSpan
 
 
 @defect("scale 1 % too large", "dense", "paged", "sparse")
@@ -69,14 +69,14 @@ class RopeDroppedForOneHead(Blocked):
 
 @defect("rope of the next token", "dense", "rope_cache")
 class RopeOfTheWrongToken(Blocked):
-    def rope(self, op: DenseOperands, span: Span, keys: slice) -> Tensor | None:
+    def rope(self, op: DenseOperands, span: SequenceSpan, keys: slice) -> Tensor | None:
         rope = super().rope(op, span, keys)
         return None if rope is None else rope.roll(1, dims=0)
 
 
 @defect("rope always read from the first sequence", "dense")
 class RopeOfTheWrongSequence(Blocked):
-    def rope(self, op: DenseOperands, span: Span, keys: slice) -> Tensor | None:
+    def rope(self, op: DenseOperands, span: SequenceSpan, keys: slice) -> Tensor | None:
         return super().rope(op, span, slice(0, keys.stop - keys.start))
 
 

@@ -30,7 +30,7 @@ from openmla.kernels.cpu.plan import CpuConfig
 from openmla.kernels.cpu.workers import divide
 from openmla.kernels.cpu.workspace import Workspace
 from openmla.operands import DenseOperands, Results
-from openmla.sequences import Span, first_key, page_rows, ragged_spans, visible_keys
+from openmla.sequences import SequenceSpan, first_key, page_rows, ragged_spans, visible_keys
 
 
 def dense(config: CpuConfig, op: DenseOperands, results: Results) -> None:
@@ -50,7 +50,7 @@ def dense(config: CpuConfig, op: DenseOperands, results: Results) -> None:
 class _Panel(NamedTuple):
     """Queries of one sequence and one group of heads: tiles that begin at `starts`."""
 
-    span: Span
+    span: SequenceSpan
     heads: slice
     starts: range
 
@@ -60,7 +60,7 @@ def _panel(
     op: DenseOperands,
     results: Results,
     work: Workspace,
-    span: Span,
+    span: SequenceSpan,
     heads: slice,
     starts: range,
 ) -> None:
@@ -80,7 +80,7 @@ def _panel(
 
 
 def _pack_keys(
-    op: DenseOperands, work: Workspace, span: Span, heads: slice, first: int, last: int
+    op: DenseOperands, work: Workspace, span: SequenceSpan, heads: slice, first: int, last: int
 ) -> Tensor:
     """Keys first … last-1 of a sequence, nope and rope side by side: [group, n, d_qk]."""
     rows = slice(span.k_start + first, span.k_start + last)
@@ -112,7 +112,9 @@ class _Block(NamedTuple):
 class _Tile:
     """Queries start … stop-1 of a sequence, one group of heads, and their running softmax."""
 
-    def __init__(self, op: DenseOperands, span: Span, heads: slice, start: int, stop: int) -> None:
+    def __init__(
+        self, op: DenseOperands, span: SequenceSpan, heads: slice, start: int, stop: int
+    ) -> None:
         self.op, self.span, self.heads, self.start = op, span, heads, start
         self.tokens = slice(span.q_start + start, span.q_start + stop)
         self.key_limit = visible_keys(stop - 1, span.q_len, span.k_len, op.causal)

@@ -25,13 +25,13 @@ from openmla.kernels.cpu.plan import CpuConfig
 from openmla.kernels.cpu.workers import divide
 from openmla.kernels.cpu.workspace import Workspace
 from openmla.operands import LatentOperands, Results
-from openmla.sequences import Span, first_key, page_rows, paged_spans, visible_keys
+from openmla.sequences import SequenceSpan, first_key, page_rows, paged_spans, visible_keys
 
 
 class _Tile(NamedTuple):
     """Tokens start … stop-1 of one sequence, all heads."""
 
-    span: Span
+    span: SequenceSpan
     start: int
     stop: int
 
@@ -74,7 +74,7 @@ def latent(config: CpuConfig, op: LatentOperands, results: Results) -> None:
         _store(op, results, tile, of_tile)
 
 
-def _pieces(config: CpuConfig, op: LatentOperands, span: Span) -> list[_Piece]:
+def _pieces(config: CpuConfig, op: LatentOperands, span: SequenceSpan) -> list[_Piece]:
     """The tiles of a sequence, or the ranges of the one that it is."""
     tokens = config.tokens_per_tile(op.q.shape[1])
     starts = range(0, span.q_len, tokens)

@@ -17,7 +17,7 @@ from openmla.kernels.cpu.workers import divide
 from openmla.kernels.cpu.workspace import Workspace
 from openmla.operands import LatentOperands, Results
 from openmla.sequences import (
-    Span,
+    SequenceSpan,
     first_key,
     first_key_of,
     page_rows,
@@ -29,7 +29,7 @@ from openmla.sequences import (
 class _Tile(NamedTuple):
     """Tokens start … stop-1 of one sequence, all heads."""
 
-    span: Span
+    span: SequenceSpan
     start: int
     stop: int
 
@@ -51,7 +51,7 @@ def invariant_latent(config: CpuConfig, op: LatentOperands, results: Results) ->
 class _Token:
     """One token: its queries, the keys it sees and what it has seen so far."""
 
-    def __init__(self, op: LatentOperands, span: Span, number: int) -> None:
+    def __init__(self, op: LatentOperands, span: SequenceSpan, number: int) -> None:
         self.place = span.q_start + number
         self.seen = visible_keys(number, span.q_len, span.k_len, op.causal)
         self.first = first_key(self.seen, op.window)

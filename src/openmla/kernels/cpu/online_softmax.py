@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from openmla.kernels.cpu.workspace import apart, in_whole_lines, whole_lines
-from openmla.sequences import Span
+from openmla.sequences import SequenceSpan
 
 LOG2_E = math.log2(math.e)
 LARGEST = torch.finfo(torch.float32).max
@@ -208,7 +208,7 @@ def hide_unset_keys(scores: Tensor, words: Tensor, first: int) -> None:
 
 
 def hide_past_keys(
-    scores: Tensor, span: Span, start: int, first: int, window: int, rows_per_query: int = 1
+    scores: Tensor, span: SequenceSpan, start: int, first: int, window: int, rows_per_query: int = 1
 ) -> None:
     """-inf where a key comes before the last `window` up to its query (bottom-right causal).
 
@@ -229,7 +229,7 @@ def hide_past_keys(
 
 
 def hide_future_keys(
-    scores: Tensor, span: Span, start: int, first: int, rows_per_query: int = 1
+    scores: Tensor, span: SequenceSpan, start: int, first: int, rows_per_query: int = 1
 ) -> None:
     """-inf where a key comes after its query (bottom-right causal).
 

@@ -28,7 +28,7 @@ from openmla.kernels.cpu.online_softmax import (
 )
 from openmla.kernels.cpu.workspace import Workspace
 from openmla.operands import DenseOperands
-from openmla.sequences import Span, first_key, first_key_of, ragged_spans, visible_keys
+from openmla.sequences import SequenceSpan, first_key, first_key_of, ragged_spans, visible_keys
 
 
 def dense_backward(config: CpuBackwardConfig, op: BackwardOperands, grads: Gradients) -> None:
@@ -49,7 +49,7 @@ def dense_backward(config: CpuBackwardConfig, op: BackwardOperands, grads: Gradi
 class _RopeSum:
     """The gradient of rope rows that all heads share: heads are added one after another."""
 
-    def __init__(self, op: DenseOperands, span: Span) -> None:
+    def __init__(self, op: DenseOperands, span: SequenceSpan) -> None:
         shared = op.k_rope is not None and op.k_rope.dim() == 2
         self.rows = slice(span.k_start, span.k_start + span.k_len)
         self.sum: Tensor | None = None
@@ -75,7 +75,7 @@ def _sequence(
     op: BackwardOperands,
     grads: Gradients,
     work: Workspace,
-    span: Span,
+    span: SequenceSpan,
     heads: slice,
     rope: _RopeSum | None,
 ) -> None:
@@ -112,7 +112,7 @@ class _Tile:
     """Queries start … stop-1 of a sequence, one group of heads."""
 
     def __init__(
-        self, op: BackwardOperands, span: Span, heads: slice, start: int, stop: int
+        self, op: BackwardOperands, span: SequenceSpan, heads: slice, start: int, stop: int
     ) -> None:
         forward = op.forward
         self.op, self.span, self.heads, self.start = forward, span, heads, start
@@ -201,7 +201,7 @@ class _Block:
         self,
         op: DenseOperands,
         work: Workspace,
-        span: Span,
+        span: SequenceSpan,
         heads: slice,
         first: int,
         last: int,
@@ -221,7 +221,9 @@ class _Block:
         self.d_k = work.take("d_k", *self.k.shape).zero_() if wanted else None
         self.d_v = work.take("d_v", *self.v.shape).zero_() if wanted else None
 
-    def store(self, grads: Gradients, span: Span, heads: slice, rope: _RopeSum | None) -> None:
+    def store(
+        self, grads: Gradients, span: SequenceSpan, heads: slice, rope: _RopeSum | None
+    ) -> None:
         """Write the block's rows; a shared rope row waits for the other heads."""
         if grads.kv is None or self.d_k is None or self.d_v is None or rope is None:
             return

@@ -19,13 +19,13 @@ from torch import Tensor
 from openmla.indexer.loss_operands import LossGradients, LossOperands
 from openmla.kernels.cpu.indexer_loss.plan import CpuLossConfig
 from openmla.kernels.cpu.online_softmax import LOG2_E, hide_future_keys, hide_unset_keys
-from openmla.sequences import Span, ragged_spans, visible_keys
+from openmla.sequences import SequenceSpan, ragged_spans, visible_keys
 
 
 class Tile(NamedTuple):
     """Queries start … start + rows - 1 of a sequence and the first `n` of its keys."""
 
-    span: Span
+    span: SequenceSpan
     start: int
     tokens: slice
     keys: slice

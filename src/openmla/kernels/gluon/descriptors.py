@@ -91,7 +91,8 @@ def fitting_strides(x: Tensor) -> list[int]:
     """Strides; where there is one query or page only, its stride is never used and may be one that
     no descriptor can have: then one that steps over all that lies inside it.
 
-    >>> one_query = torch.empty(1, 4, 8, dtype=torch.uint8).as_strided((1, 4, 8), (2**40, 16, 1))
+    >>> import torch
+    >>> one_query = torch.empty(64, dtype=torch.uint8).as_strided((1, 4, 8), (2**40, 16, 1))
     >>> fitting_strides(one_query)
     [64, 16, 1]
     """

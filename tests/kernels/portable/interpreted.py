@@ -268,6 +268,20 @@ def wild(first: int, number: int) -> Iterator[list[str]]:
         yield []
 
 
+def used(first: int, number: int) -> Iterator[list[str]]:
+    """A query that is not finite shows in its row and in no other. Its scores are all NaN, of which
+    the largest is no number."""
+    for name, case in edges.CASES.items():
+        problems = []
+        for tile, value in product(TILES[first : first + number], (math.nan, math.inf)):
+            built = build(case)
+            q = built.operands.q
+            q[0, 0, 1] = q[q.shape[0] // 2, -1, 0] = value
+            found = judge(built, run(built, tile)).problems
+            problems += [f"{name}, {value}, {tile}: {problem}" for problem in found]
+        yield problems
+
+
 def neighbors(first: int, number: int) -> Iterator[list[str]]:
     """A request alone has the bits it has in a batch, split or not."""
     tile = Tile(16, 16, min_keys=16)
@@ -422,6 +436,7 @@ PARTS: dict[str, Callable[[int, int], Iterator[list[str]]]] = {
     "poison": poison,
     "far": far,
     "wild": wild,
+    "used": used,
     "neighbors": neighbors,
     "ranges": ranges,
     "chunks": chunks,

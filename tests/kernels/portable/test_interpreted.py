@@ -23,6 +23,8 @@ pytest.importorskip("triton")
         ("far", 4000, 8, 8),
         ("wild", 0, 1, len(CASES) + 2),
         pytest.param("wild", 1, 3, len(CASES) + 2, marks=pytest.mark.long),
+        ("used", 0, 1, len(CASES)),
+        pytest.param("used", 1, 4, len(CASES), marks=pytest.mark.long),
         ("neighbors", 0, 2, 2),
         pytest.param("neighbors", 0, 4, 4, marks=pytest.mark.long),
         ("ranges", 0, 5, 5),

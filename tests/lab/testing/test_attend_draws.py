@@ -64,6 +64,7 @@ def test_the_share_and_the_kinds_of_sources() -> None:
     assert {case.dtype for case in DRAWN} == {"bf16", "fp16", "fp32", "e4m3"}
     assert {0, 2, 64} <= {case.turned for case in DRAWN}
     assert {case.sink for case in DRAWN} == {"none", "normal", "low", "high", "mixed"}
+    assert any(case.values == "broken" for case in DRAWN)
     assert any(case.fp32_out for case in DRAWN) and not all(case.return_lse for case in DRAWN)
     assert max(case.heads for case in DRAWN) == 128 and {0, 1} <= {c.total_q for c in DRAWN}
 
@@ -79,7 +80,6 @@ def test_the_simulator_draws_them_too(target: str) -> None:
     most = {source.topk for case in drawn for source in case.sources}
     assert {63, 64, 65, 127, 128, 129} <= most
     assert {0, 64} <= {case.turned for case in drawn}
-    assert any(case.values == "broken" for case in drawn)
 
 
 def test_spans_name_what_is_not_there() -> None:
@@ -179,12 +179,6 @@ def test_drawn_calls_are_right() -> None:
     first = next(c.seed for c in DRAWN if c.total_q and c.seed % 10 == 1)  # none of them is deep
     report = run_fuzz(cases=8, seed=first)
     assert report.ok and report.served["attend", "cpu"] >= 1
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_nan_and_inf_show_where_they_are_seen_and_nowhere_else(seed: int) -> None:
-    case = replace(DRAWN[seed], values="broken")
-    assert Checker().result(case, deep=False).status == "right"
 
 
 def test_unused_memory_does_not_matter() -> None:

@@ -60,9 +60,10 @@ def sums_of_threads(p):
 def normalize(acc, row_max, row_sum, sink):
     """(out, lse) of finished rows; `sink` is None or one natural-log value per row.
 
-    A row without a key gives +0 and -inf, whatever acc holds.
+    A row without a key gives +0 and -inf, whatever acc holds. Its sum is 0; its row_max of -inf is
+    also that of a row whose scores are all NaN.
     """
-    empty = row_max == MINUS_INF
+    empty = row_sum == 0.0
     safe_max = tl.where(empty, 0.0, row_max)
     denominator = tl.where(empty, 1.0, row_sum)
     lse = tl.where(empty, MINUS_INF, safe_max * LN_2 + tl.log(denominator))

@@ -147,14 +147,6 @@ def build(case: Case, device: Any = "cpu", memory: Memory | None = None) -> Buil
     return BuiltCase(case, builder.memory, operands, arguments)
 
 
-def _mend_idle(q: Tensor, sources: list[Source]) -> None:
-    """Queries that see no key are finite. Hopper's kernels of lists hide keys by adding -inf to
-    scores, which leaves NaN where a query has it: see docs/reliability.md, "What is open"."""
-    for token in range(q.shape[0]):
-        if not any(len(source.seen(token)) for source in sources):
-            q[token].view(torch.uint8).zero_()
-
-
 def _count(n: int) -> Tensor:
     return torch.arange(n, device="cpu")
 
@@ -302,8 +294,6 @@ class _Builder:
         for source in case.sources:
             make = self._span if source.kind == "span" else self._list
             sources.append(make(source, q.shape[0]))
-        if case.values == "broken":
-            _mend_idle(q, sources)
         weights = self._weights(0, _count(0))
         turn = self._turn_back(q.shape[0]) if case.turned else None
         arguments: dict[str, Any] = {

@@ -58,6 +58,8 @@ ATTENDS = 0.15
 """Share of cases that are calls of mla_attend."""
 TURNED = 0.4
 """Share of those whose results are turned back; all of one list."""
+BROKEN = 0.1
+"""Share of those with NaN and Inf in rows that are seen."""
 PROFILES = {"widths": 45, "ragged": 26, "long_k": 12, "long_q": 6, "model": 11}
 """How often each is drawn, in percent."""
 
@@ -115,6 +117,8 @@ def _attend(rng: random.Random, seed: int) -> Case:
     }
     fields |= _numbers(rng, "sparse") | _options(rng) | {"q_scale": False, "k_scale": False}
     fields["scale"] = _latent_scale(rng, fields)
+    if rng.random() < BROKEN:
+        fields["values"] = "broken"
     if fields["values"] == "exact":
         fields["scale"] = 0.25
     return _with_fp32(fit(Case(**fields), COST_LIMIT))
@@ -224,7 +228,7 @@ def _varied_sources(case: Case, number: int, rng: random.Random) -> Case:
         sources.append(replace(drawn, kv=source.kv, **kept))
     fields: dict[str, Any] = {"q_lens": (rng.choice((1, 2, 3, 5, 9)),), "sources": tuple(sources)}
     fields |= {"seed": case.seed + number * VARIANT_STEP, "spare": rng.choice((0, 0, 1, 3))}
-    if case.values != "exact":
+    if case.values not in ("exact", "broken"):
         fields["values"] = rng.choice(("normal", "peaky", "rising", "tiny", "large", "equal"))
     if case.sink != "none":
         fields["sink"] = rng.choice(("normal", "low", "high", "mixed"))

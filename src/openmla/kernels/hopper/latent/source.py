@@ -52,7 +52,7 @@ from triton.experimental.gluon import language as gl
 from openmla.kernels.gluon.pages import divided
 from openmla.kernels.gluon.ranges.records import Requests
 from openmla.kernels.gluon.ranges.rule import ranges_of, request_of
-from openmla.kernels.gluon.scores import opaque_zero
+from openmla.kernels.gluon.scores import MINUS_INF, opaque_zero
 from openmla.kernels.hopper.latent.records import (
     CAUSAL,
     FULL,
@@ -603,7 +603,8 @@ def masked(S, missing, validity, b, tile, first, heads, MASK: gl.constexpr):
     if MASK == LISTED:
         SL: gl.constexpr = S.type.layout
         if missing != 0:
-            S = S + validity.bias.index(b).load(gl.SliceLayout(0, SL))[None, :]
+            bias = validity.bias.index(b).load(gl.SliceLayout(0, SL))[None, :]
+            S = gl.where(bias == 0.0, S, MINUS_INF)  # not added: the score of no key may be NaN
         return S
     else:
         return hide_unseen(S, tile, first, heads, MASK)

@@ -14,7 +14,7 @@ from typing import Any
 
 from openmla.formats import BF16, FORMATS
 from openmla.lab.testing.case import Case
-from openmla.lab.testing.draw import drawn_source, drawn_turn
+from openmla.lab.testing.draw import BROKEN, drawn_source, drawn_turn
 from openmla.planning import TARGETS
 from openmla.planning.registry import families_of
 from openmla.problem import CACHE_FORMATS
@@ -27,8 +27,6 @@ UNSERVED = 0.04
 """Share of cases with a feature that the family does not have."""
 ATTENDS = 0.2
 """Share of cases that are calls of mla_attend."""
-BROKEN = 0.1
-"""Share of those with NaN and Inf in rows and queries that are seen."""
 NEWER, NOT_YET = 0.3, 0.02
 """Shares of cases with a window, grouped heads or fp32 out, where a family has them and not."""
 

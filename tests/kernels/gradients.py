@@ -66,8 +66,15 @@ FAR = GradientCase(
 )
 
 
-LATER = ("edges", "strided")
-"""Cases that `make test` has from plans: lengths at their edges, and uneven memory."""
+LATER = (
+    "edges",
+    "strided",
+    "192+64→256, edges",
+    "192+64→256, full, sink",
+    "192+64→256, negative scale, strided",
+)
+"""Cases that `make test` has from plans (lengths at their edges, and uneven memory), or in other
+widths."""
 
 
 def names_of(cases: Mapping[str, GradientCase]) -> list[Any]:

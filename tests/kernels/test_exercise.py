@@ -90,6 +90,7 @@ def test_a_wait_that_never_blocks_and_a_ring_that_turns_once_are_missing(
     assert "| `bars.free` | exercised.py:" in report.read_text()
 
 
+@pytest.mark.long
 def test_reasons_fill_the_gaps_of_more_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,6 +101,7 @@ def test_reasons_fill_the_gaps_of_more_steps(
     assert known.gaps() == ALWAYS | MANY_STEPS
 
 
+@pytest.mark.long
 def test_tests_that_fail_show_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = toy((), tmp_path, monkeypatch)
     (tmp_path / "test_toy.py").write_text("def test_added_up():\n    assert False\n")

@@ -772,8 +772,8 @@ MASK = [
         "the last word of a mask is dropped",
         None,
         "descriptors",
-        "return TensorDescriptor(x, list(x.shape), list(x.stride()), [rows, 4], layout)",
-        "return TensorDescriptor(x, [x.shape[0], x.shape[1] - 1], list(x.stride()), [rows, 4], "
+        "return TensorDescriptor(x, list(x.shape), fitting_strides(x), [rows, 4], layout)",
+        "return TensorDescriptor(x, [x.shape[0], x.shape[1] - 1], fitting_strides(x), [rows, 4], "
         "layout)",
         "last word",
     ),

@@ -111,7 +111,7 @@ class BuiltCase:
         """Whether rows that see 2^n keys have no rounding error in any sane implementation."""
         case = self.case
         power_of_two = case.factor == 0 or math.frexp(abs(case.factor))[0] == 0.5
-        # Of quantized rows V is not made of integers, nor of results that are turned back.
+        # V of quantized rows is no integer, and results that are turned back are none either.
         stored = {case.kv, *(source.kv for source in case.sources)}
         changed = case.turned or any(FORMATS.get(kv, BF16).scale for kv in stored)
         # Keys of one source are alike, beside the columns that are V as well; those of two are not.

@@ -81,7 +81,7 @@ class CaseSource:
     """Rows that lists name; positions of a request that have pages."""
     index_kind: str = "distinct"
     topk_lengths: str = "none"
-    """Of lists alone."""
+    """How many entries of each list count; spans have none."""
 
     def __post_init__(self) -> None:
         choices: dict[str, tuple[str, ...]] = {
